@@ -1,0 +1,50 @@
+"""Payloads as the workers see them: named tensors with an explicit layout, and small metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from antiphon.payload.ref import FieldSpec, Layout
+
+Scalar = bool | int | float | str
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A tensor and how its first dimension relates to the request."""
+
+    layout: Layout
+    tensor: torch.Tensor
+
+    def spec(self, name: str) -> FieldSpec:
+        dtype = str(self.tensor.dtype).removeprefix("torch.")
+        return FieldSpec(name, self.layout, dtype, tuple(self.tensor.shape))
+
+
+def per_token(tensor: torch.Tensor) -> Field:
+    """A field with one row per token: [num_tokens, ...]."""
+    return Field(Layout.PER_TOKEN, tensor)
+
+
+def per_request(tensor: torch.Tensor) -> Field:
+    """A field that belongs to the request as a whole."""
+    return Field(Layout.PER_REQUEST, tensor)
+
+
+def shared(tensor: torch.Tensor) -> Field:
+    """A field that is the same for all requests."""
+    return Field(Layout.SHARED, tensor)
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """What one chunk holds. Tensors are owned by the payload: they never alias a buffer that a step reuses."""
+
+    fields: Mapping[str, Field]
+    meta: Mapping[str, Scalar] = field(default_factory=dict)
+
+    def specs(self) -> tuple[FieldSpec, ...]:
+        return tuple(f.spec(name) for name, f in self.fields.items())

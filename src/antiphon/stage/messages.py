@@ -1,0 +1,166 @@
+"""What the orchestrator and a stage say to each other.
+
+One tagged union per direction. Tensors that leave the pipeline ride beside the message as raw frames; `Tensor.frame`
+is the index of the frame.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from antiphon.errors import ErrorInfo
+from antiphon.payload.ref import Ref
+
+Scalar = bool | int | float | str
+
+
+# --- to the stage -------------------------------------------------------------------------------------------------
+
+
+class Submit(msgspec.Struct, tag=True, frozen=True):
+    """Start a request. With `waits_for` its prompt is a placeholder until that edge has delivered."""
+
+    uid: str
+    token_ids: list[int]
+    sampling: dict[str, Any]  # keyword arguments of SamplingParams; unused by generation stages
+    edges: tuple[str, ...] = ()  # outgoing edges on which its outputs are wanted
+    waits_for: str | None = None
+    wait_timeout_s: float | None = None  # None: the stage's setting; the smaller of the two wins
+    params: dict[str, Scalar] = {}  # for adapters and generation models
+    priority: int = 0
+
+
+class Deliver(msgspec.Struct, tag=True, frozen=True):
+    """Payloads that waiting requests were waiting for: pairs of (consuming uid, ref)."""
+
+    items: list[tuple[str, Ref]]
+
+
+class Discard(msgspec.Struct, tag=True, frozen=True):
+    """Connector keys that nobody will take any more."""
+
+    keys: list[str]
+
+
+class Abort(msgspec.Struct, tag=True, frozen=True):
+    """End these requests. Answered by `Aborted` when their blocks are free and the worker has forgotten them."""
+
+    uids: list[str]
+    token: int
+
+
+class Sleep(msgspec.Struct, tag=True, frozen=True):
+    """Give memory back. Answered by `Acknowledged`."""
+
+    level: int
+    token: int
+
+
+class Wake(msgspec.Struct, tag=True, frozen=True):
+    """Undo `Sleep`. Answered by `Acknowledged`."""
+
+    tags: list[str] | None
+    token: int
+
+
+class Inspect(msgspec.Struct, tag=True, frozen=True):
+    """Check every store's integrity and report. Answered by `Inspection`."""
+
+    token: int
+
+
+class Stop(msgspec.Struct, tag=True, frozen=True):
+    """Shut the engine down and end."""
+
+
+Command = Submit | Deliver | Discard | Abort | Sleep | Wake | Inspect | Stop
+
+
+# --- from the stage -----------------------------------------------------------------------------------------------
+
+
+class Tensor(msgspec.Struct, frozen=True):
+    """A tensor that leaves the pipeline: dtype as numpy names it, shape, index of its raw frame."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    frame: int
+
+
+class Output(msgspec.Struct, frozen=True):
+    """What a step brought for one request. `finish` is one of stop, length, abort, error, or None while it runs."""
+
+    uid: str
+    token_ids: list[int] = []
+    tensor: Tensor | None = None
+    finish: str | None = None
+    stop_reason: int | str | None = None
+    error: ErrorInfo | None = None
+
+
+class Starting(msgspec.Struct, tag=True, frozen=True):
+    """Progress while the stage starts: what it is doing now."""
+
+    phase: str
+
+
+class Ready(msgspec.Struct, tag=True, frozen=True):
+    """The stage serves. Sizes in tokens and bytes."""
+
+    max_model_len: int
+    num_blocks: int
+    block_size: int
+    start_seconds: float
+    vllm_version: str
+
+
+class Step(msgspec.Struct, tag=True, frozen=True):
+    """What one engine step brought: outputs and the refs of payloads that the connector now holds."""
+
+    outputs: list[Output]
+    refs: list[Ref]
+
+
+class Aborted(msgspec.Struct, tag=True, frozen=True):
+    """Answer to `Abort`: the ids that were alive, and those that were not known."""
+
+    uids: list[str]
+    unknown: list[str]
+    token: int
+
+
+class Acknowledged(msgspec.Struct, tag=True, frozen=True):
+    """Answer to `Sleep` and `Wake`; `error` if it could not be done."""
+
+    token: int
+    bytes_freed: int = 0
+    error: ErrorInfo | None = None
+
+
+class Inspection(msgspec.Struct, tag=True, frozen=True):
+    """Answer to `Inspect`. All counts are 0 (free_blocks: num_blocks minus the null block) when nothing is alive."""
+
+    token: int
+    requests: int
+    gated: int
+    free_blocks: int
+    total_blocks: int
+    worker_requests: int
+    connector_entries: int
+    steps: int
+    error: ErrorInfo | None = None
+
+
+class Failed(msgspec.Struct, tag=True, frozen=True):
+    """The stage could not start or cannot go on; it ends after this message."""
+
+    error: ErrorInfo
+
+
+class Stopped(msgspec.Struct, tag=True, frozen=True):
+    """The engine is shut down; the last message."""
+
+
+Event = Starting | Ready | Step | Aborted | Acknowledged | Inspection | Failed | Stopped
