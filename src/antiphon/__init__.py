@@ -1,0 +1,42 @@
+"""Antiphon: the autoregressive runtime for omni models on unmodified vLLM."""
+
+from antiphon.errors import AntiphonError
+from antiphon.orchestrator.api import (
+    AudioChunk,
+    Finished,
+    OmniEvent,
+    OmniRequest,
+    Reply,
+    StageTiming,
+    TextDelta,
+    Timings,
+)
+from antiphon.orchestrator.omni import AsyncOmni
+from antiphon.orchestrator.sync import Omni
+from antiphon.pipeline.deployment import Deployment, StageDeployment, load_deployment
+from antiphon.pipeline.topology import Edge, EdgeMode, Entry, Stage, StageKind, Topology
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AntiphonError",
+    "AsyncOmni",
+    "AudioChunk",
+    "Deployment",
+    "Edge",
+    "EdgeMode",
+    "Entry",
+    "Finished",
+    "Omni",
+    "OmniEvent",
+    "OmniRequest",
+    "Reply",
+    "Stage",
+    "StageDeployment",
+    "StageKind",
+    "StageTiming",
+    "TextDelta",
+    "Timings",
+    "Topology",
+    "load_deployment",
+]

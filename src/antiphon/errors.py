@@ -15,11 +15,12 @@ AntiphonError
 │   ├── DeploymentError
 │   ├── SettingError
 │   └── ModelUnavailableError
-├── StageError               something went wrong while serving a request (`retryable` where it may help)
+├── StageError               serving a request failed (`retryable` where it may help)
 │   ├── StageStartError
 │   ├── StageDiedError
 │   ├── StageStepError
 │   ├── StageInputTimeout
+│   ├── DeadlineExceededError
 │   ├── SampledLogprobContractError
 │   ├── PayloadError
 │   ├── ConnectorError
@@ -29,8 +30,9 @@ AntiphonError
     ├── UpstreamVersionError
     └── SeamMovedError
 
-Each class has a `code` that survives the wire: `error.to_wire()` gives an `ErrorInfo`, `from_wire(info)` the same class
-again on the other side. The message is one sentence that says what to do.
+Each class has a `code` that survives the wire: `error.to_wire()` gives an `ErrorInfo`,
+`from_wire(info)` the same class again on the other side. The message is one sentence that says what
+to do.
 """
 
 from __future__ import annotations
@@ -174,6 +176,13 @@ class StageInputTimeout(StageError):
     retryable = True
 
 
+class DeadlineExceededError(StageError):
+    """The request's own deadline passed before its last output."""
+
+    code = "deadline_exceeded"
+    retryable = True
+
+
 class SampledLogprobContractError(StageError):
     """The worker returned logprobs that do not describe the sampled tokens."""
 
@@ -237,5 +246,5 @@ def error_codes() -> dict[str, type[AntiphonError]]:
 
 
 def from_wire(info: ErrorInfo) -> AntiphonError:
-    """The error that `to_wire` described; an unknown code gives the base class with the message kept."""
+    """The error that `to_wire` described; an unknown code gives the base class, message kept."""
     return error_codes().get(info.code, AntiphonError)(info.message)

@@ -1,7 +1,8 @@
 """What every connector offers: bytes in under a key, bytes out once.
 
-A connector knows nothing of requests or stages. A key is put once and taken once; the reference that names it reaches
-the taker only after the put has returned, so `take` never waits and nothing polls.
+A connector knows nothing of requests or stages. A key is put once and taken once; the reference
+that names it reaches the taker only after the put has returned, so `take` never waits and nothing
+polls.
 """
 
 from __future__ import annotations
@@ -32,14 +33,15 @@ class Connector(ABC):
     def put(self, key: str, parts: Sequence[Buffer]) -> int:
         """Store the concatenation of `parts` under `key` and return its size in bytes.
 
-        Raises ConnectorError if the key exists already or there is no room (nothing is left behind then).
+        Raises ConnectorError if the key exists already or there is no room (nothing is left behind
+        then).
         """
 
     @abstractmethod
     def take(self, key: str) -> memoryview:
-        """The bytes stored under `key`, which is gone afterwards; the view stays valid as long as it is referenced.
+        """The bytes stored under `key`, which is gone afterwards.
 
-        Raises ConnectorError if there is no such key.
+        The view stays valid as long as it is referenced. Raises ConnectorError if there is no such key.
         """
 
     @abstractmethod

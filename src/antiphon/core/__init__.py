@@ -1,1 +1,4 @@
-"""Pure state machines: no vllm, no torch, no clocks of their own. Each is an enum and a transition table."""
+"""Pure state machines: no vllm, no torch, no clocks of their own.
+
+Each is an enum and a transition table.
+"""

@@ -1,6 +1,7 @@
 """What the scheduler asks of the worker besides running the model, and what the worker answers.
 
-Both travel with the step that they belong to: `StageWork` on the scheduler's output, `StageNews` on the runner's.
+Both travel with the step that they belong to: `StageWork` on the scheduler's output, `StageNews`
+on the runner's.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ Scalar = bool | int | float | str
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """The edges on which a request's outputs are wanted; sent to the worker once. Epochs fence sessions."""
+    """The edges on which a request's outputs are wanted; sent to the worker once.
+
+    Epochs fence sessions.
+    """
 
     uid: str
     edges: tuple[str, ...]
@@ -35,10 +39,22 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A request left the scheduler. `keep` is false for aborts and errors: what was collected is dropped."""
+    """A request left the scheduler after `num_tokens` accepted tokens, prompt included.
+
+    `keep` is false for aborts and errors: what was collected is dropped.
+    """
 
     uid: str
     keep: bool
+    num_tokens: int = 0
+
+
+@dataclass(slots=True)
+class Accepted:
+    """Token ids that the scheduler accepted since the last step, and how many the request has now."""
+
+    token_ids: list[int]
+    num_tokens: int  # prompt included
 
 
 @dataclass(slots=True)
@@ -48,7 +64,7 @@ class StageWork:
     tickets: list[Ticket] = field(default_factory=list)
     fetches: list[Fetch] = field(default_factory=list)
     discards: list[str] = field(default_factory=list)  # connector keys that nobody will take
-    tokens: dict[str, list[int]] = field(default_factory=dict)  # accepted ids since the last step
+    tokens: dict[str, Accepted] = field(default_factory=dict)
     ended: list[Ended] = field(default_factory=list)
 
     def __bool__(self) -> bool:
@@ -59,9 +75,11 @@ class StageWork:
 class StageNews:
     """One step's answers."""
 
-    planned: list[tuple[str, PromptPlan]] = field(default_factory=list)  # (consuming uid, its prompt)
+    # (consuming uid, its prompt)
+    planned: list[tuple[str, PromptPlan]] = field(default_factory=list)
     refs: list[Ref] = field(default_factory=list)  # payloads that the connector now holds
-    failed: list[tuple[str, ErrorInfo]] = field(default_factory=list)  # (uid, why) of requests to end
+    # (uid, why) of requests to end
+    failed: list[tuple[str, ErrorInfo]] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return bool(self.planned or self.refs or self.failed)

@@ -1,4 +1,5 @@
 """Typed payloads: what crosses an edge, its reference on the control path, and its wire form.
 
-`ref` and `layout` import no torch, so that the orchestrator's process stays light; `types`, `wire` and `adapters` do.
+`ref` imports no torch, so that the orchestrator's process stays light; `types`, `wire` and
+`adapters` do.
 """

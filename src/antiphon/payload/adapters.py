@@ -39,8 +39,8 @@ class StageContext:
 class StepRows:
     """Tensors of one request and one step.
 
-    `hidden` is [n, hidden] for the n positions that were computed, or None when not asked for. PER_TOKEN side outputs
-    have n rows. All tensors are copies and may be kept.
+    `hidden` is [n, hidden] for the n positions that were computed, or None when not asked for.
+    PER_TOKEN side outputs have n rows. All tensors are copies and may be kept.
     """
 
     first_position: int
@@ -56,11 +56,11 @@ class OutputAdapter(Protocol):
         ...
 
     def on_rows(self, rows: StepRows) -> Sequence[Payload]:
-        """Tensors of a step; positions that are computed again after a preemption are not repeated."""
+        """Tensors of a step; positions computed again after a preemption are not repeated."""
         ...
 
     def on_end(self) -> Sequence[Payload]:
-        """The request finished normally: what is left. Not called for aborted or failed requests."""
+        """The request finished normally: what is left. Not called for aborted or failed ones."""
         ...
 
 
@@ -73,8 +73,19 @@ class OutputAdapterFactory(Protocol):
 
 
 class InputAdapter(Protocol):
-    """Turns a payload that arrived into the prompt of the request that waited for it. One per stage and edge."""
+    """Turns an arrived payload into the prompt of the request that waited. One per stage and edge.
+
+    Named in the topology as "module:Class"; made with the `StageContext`.
+    """
 
     def plan(self, uid: str, payload: Payload, params: Mapping[str, Scalar]) -> PromptPlan:
-        """The prompt. Rows of `PromptPlan.embeds` stay in the worker; only the plan's numbers reach the scheduler."""
+        """The prompt as numbers for the scheduler."""
+        ...
+
+
+class RowInputAdapter(InputAdapter, Protocol):
+    """An input adapter whose prompts are embedding rows (`PromptPlan.rows_local`)."""
+
+    def take_rows(self, uid: str) -> torch.Tensor:
+        """The rows of the prompt just planned, [num_tokens, width]; they stay in the worker."""
         ...

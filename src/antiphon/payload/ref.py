@@ -10,7 +10,7 @@ import msgspec
 class Layout(enum.StrEnum):
     """How a field's first dimension relates to the request; never guessed from shapes."""
 
-    PER_TOKEN = "per_token"  # one row per token of the request
+    PER_TOKEN = "per_token"  # noqa: S105 - one row per token of the request
     PER_REQUEST = "per_request"  # belongs to the request as a whole
     SHARED = "shared"  # the same for all requests; sent once per request
 
@@ -27,8 +27,8 @@ class FieldSpec(msgspec.Struct, frozen=True):
 class Ref(msgspec.Struct, frozen=True):
     """One chunk of a payload, as the control path knows it.
 
-    `uid` is the runtime's own id of the *producing* request, `seq` counts the chunks of (uid, edge, epoch) from 0.
-    An empty end of stream has `end=True`, no `key` and no fields.
+    `uid` is the runtime's own id of the *producing* request, `seq` counts the chunks of
+    (uid, edge, epoch) from 0. An empty end of stream has `end=True`, no `key` and no fields.
     """
 
     uid: str

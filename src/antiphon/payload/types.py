@@ -41,7 +41,10 @@ def shared(tensor: torch.Tensor) -> Field:
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """What one chunk holds. Tensors are owned by the payload: they never alias a buffer that a step reuses."""
+    """What one chunk holds.
+
+    Tensors are owned by the payload: they never alias a buffer that a step reuses.
+    """
 
     fields: Mapping[str, Field]
     meta: Mapping[str, Scalar] = field(default_factory=dict)

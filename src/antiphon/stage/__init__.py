@@ -1,4 +1,5 @@
-"""A stage: a vLLM engine with the stage scheduler and workers, driven by one loop, spoken to with typed messages.
+"""A stage: a vLLM engine with the stage scheduler and workers.
 
-`messages` and `spec` import neither vllm nor torch; the orchestrator uses only those and the clients.
+It is driven by one loop and spoken to with typed messages. `messages`, `spec` and `resolve` import
+neither vllm nor torch; the orchestrator uses only those and the clients.
 """

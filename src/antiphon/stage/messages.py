@@ -1,7 +1,7 @@
 """What the orchestrator and a stage say to each other.
 
-One tagged union per direction. Tensors that leave the pipeline ride beside the message as raw frames; `Tensor.frame`
-is the index of the frame.
+One tagged union per direction. Tensors that leave the pipeline ride beside the message as raw
+frames; `Tensor.frame` is the index of the frame.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from antiphon.payload.ref import Ref
 Scalar = bool | int | float | str
 
 
-# --- to the stage -------------------------------------------------------------------------------------------------
-
-
 class Submit(msgspec.Struct, tag=True, frozen=True):
-    """Start a request. With `waits_for` its prompt is a placeholder until that edge has delivered."""
+    """Start a request.
+
+    With `waits_for` its prompt is a placeholder until that edge has delivered.
+    """
 
     uid: str
     token_ids: list[int]
@@ -45,7 +45,10 @@ class Discard(msgspec.Struct, tag=True, frozen=True):
 
 
 class Abort(msgspec.Struct, tag=True, frozen=True):
-    """End these requests. Answered by `Aborted` when their blocks are free and the worker has forgotten them."""
+    """End these requests.
+
+    Answered by `Aborted` when their blocks are free and the worker has forgotten them.
+    """
 
     uids: list[str]
     token: int
@@ -78,9 +81,6 @@ class Stop(msgspec.Struct, tag=True, frozen=True):
 Command = Submit | Deliver | Discard | Abort | Sleep | Wake | Inspect | Stop
 
 
-# --- from the stage -----------------------------------------------------------------------------------------------
-
-
 class Tensor(msgspec.Struct, frozen=True):
     """A tensor that leaves the pipeline: dtype as numpy names it, shape, index of its raw frame."""
 
@@ -90,7 +90,10 @@ class Tensor(msgspec.Struct, frozen=True):
 
 
 class Output(msgspec.Struct, frozen=True):
-    """What a step brought for one request. `finish` is one of stop, length, abort, error, or None while it runs."""
+    """What a step brought for one request.
+
+    `finish` is one of stop, length, abort, error, or None while it runs.
+    """
 
     uid: str
     token_ids: list[int] = []
@@ -117,17 +120,16 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
 
 
 class Step(msgspec.Struct, tag=True, frozen=True):
-    """What one engine step brought: outputs and the refs of payloads that the connector now holds."""
+    """What one engine step brought: outputs, and refs of payloads that the connector now holds."""
 
     outputs: list[Output]
     refs: list[Ref]
 
 
 class Aborted(msgspec.Struct, tag=True, frozen=True):
-    """Answer to `Abort`: the ids that were alive, and those that were not known."""
+    """Answer to `Abort`: none of these ids is known to scheduler or worker any more."""
 
     uids: list[str]
-    unknown: list[str]
     token: int
 
 
@@ -140,7 +142,10 @@ class Acknowledged(msgspec.Struct, tag=True, frozen=True):
 
 
 class Inspection(msgspec.Struct, tag=True, frozen=True):
-    """Answer to `Inspect`. All counts are 0 (free_blocks: num_blocks minus the null block) when nothing is alive."""
+    """Answer to `Inspect`.
+
+    All counts are 0 (free_blocks: num_blocks minus the null block) when nothing is alive.
+    """
 
     token: int
     requests: int

@@ -1,4 +1,7 @@
-"""Everything a stage needs to know to start, resolved from topology and deployment. Crosses the process boundary."""
+"""Everything a stage needs to know to start, resolved from topology and deployment.
+
+Crosses the process boundary.
+"""
 
 from __future__ import annotations
 
@@ -6,33 +9,10 @@ from typing import Any
 
 import msgspec
 
+from antiphon.core.options import ConnectorSpec, InEdge, OutEdge
 from antiphon.pipeline.topology import StageKind
 
-Scalar = bool | int | float | str
-
-
-class OutEdge(msgspec.Struct, frozen=True):
-    """An edge that leaves the stage."""
-
-    name: str
-    adapter: str  # "module:Class" of the OutputAdapterFactory
-    options: dict[str, Scalar] = {}
-
-
-class InEdge(msgspec.Struct, frozen=True):
-    """An edge that ends at the stage."""
-
-    name: str
-    adapter: str  # "module:Class" of the InputAdapter
-    options: dict[str, Scalar] = {}
-
-
-class ConnectorSpec(msgspec.Struct, frozen=True):
-    """Which connector moves payloads, and the run that its names derive from."""
-
-    kind: str  # "inproc" | "shm"
-    run: str  # random token of this run
-    max_bytes: int = 1 << 30
+__all__ = ["ConnectorSpec", "InEdge", "OutEdge", "StageSpec"]
 
 
 class StageSpec(msgspec.Struct, frozen=True):

@@ -1,0 +1,78 @@
+"""The parser's own manners, and the options that several commands share."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import NoReturn
+
+from antiphon.errors import InvalidRequestError
+
+
+class Formatter(argparse.RawDescriptionHelpFormatter):
+    """Examples as they were written, and defaults behind the options that have a telling one."""
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        text = action.help or ""
+        telling = action.default not in (None, False, argparse.SUPPRESS)
+        return f"{text} (default: %(default)s)" if telling and action.option_strings else text
+
+
+class Parser(argparse.ArgumentParser):
+    """Reports a wrong command line as an error of the caller, so that it is one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InvalidRequestError(f"{message}; see {self.prog} --help")
+
+
+def whole_number(text: str) -> int:
+    """An integer of at least 1, for argparse."""
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return value
+
+
+def add_verbose(parser: argparse.ArgumentParser, default: bool | str) -> None:
+    """`-v`, which works before and behind the command's name."""
+    parser.add_argument(
+        "-v",
+        "--verbose",
+        action="store_true",
+        default=default,
+        help="say more: progress line by line, the stages' logs, and tracebacks of errors",
+    )
+
+
+def add_pipeline_options(parser: argparse.ArgumentParser) -> None:
+    """What the commands share that run a pipeline."""
+    add_verbose(parser, argparse.SUPPRESS)
+    parser.add_argument(
+        "--pipeline",
+        metavar="NAME",
+        help="pipeline to run, see `antiphon pipelines` (default: the deployment's, else voice)",
+    )
+    parser.add_argument(
+        "--deployment",
+        type=Path,
+        metavar="FILE",
+        help="YAML file with settings for this machine (default: none needed)",
+    )
+    parser.add_argument(
+        "--in-process",
+        action="store_true",
+        help="run all stages in this process, for debugging (default: one process each)",
+    )
+    parser.add_argument(
+        "--progress",
+        action=argparse.BooleanOptionalAction,
+        help="show what loads meanwhile (default: on a terminal)",
+    )
+    parser.add_argument(
+        "--print-config",
+        action="store_true",
+        help="print topology and deployment with every default filled in, and start nothing",
+    )

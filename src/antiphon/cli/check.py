@@ -1,0 +1,55 @@
+"""`antiphon check`: is the vLLM that is installed one that works?"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from antiphon.cli.arguments import Formatter, add_verbose
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command to argparse's sub-commands."""
+    parser = commands.add_parser(
+        "check",
+        help="check the installed vLLM",
+        description="Look at every name of vLLM that Antiphon relies on. Takes a few seconds.",
+        formatter_class=Formatter,
+    )
+    add_verbose(parser, argparse.SUPPRESS)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the table, then raise SeamMovedError if a name is not as expected."""
+    import importlib.metadata
+    import platform
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from antiphon.errors import SeamMovedError
+    from antiphon.upstream.check import Status, run_check
+    from antiphon.upstream.version import require_vllm
+
+    rows = run_check()
+    versions = {
+        "antiphon": importlib.metadata.version("antiphon"),
+        "vllm": str(require_vllm()),
+        "torch": importlib.metadata.version("torch"),
+        "python": platform.python_version(),
+    }
+    table = Table(title="  ".join(f"{name} {version}" for name, version in versions.items()))
+    for column in ("seam", "name", "found", "detail"):
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(row.seam, row.symbol, row.status.value, row.detail)
+    Console(markup=False).print(table)
+    moved = [row.symbol for row in rows if row.status is not Status.OK]
+    if moved:
+        raise SeamMovedError(
+            f"{len(moved)} of {len(rows)} names that Antiphon uses have moved in vLLM:"
+            f" {', '.join(moved)}"
+        )
+    print(f"all {len(rows)} names are as expected")
+    return 0

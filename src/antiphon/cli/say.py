@@ -1,0 +1,77 @@
+"""`antiphon say TEXT --out FILE`: speak a text; starts only the stages that speech needs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from antiphon.cli.arguments import Formatter, add_pipeline_options
+
+if TYPE_CHECKING:
+    from antiphon.cli.setup import Setup
+    from antiphon.orchestrator.api import OmniRequest
+
+ENTRY = "say"
+
+_EXAMPLES = """examples:
+  antiphon say "Good morning." --out morning.wav
+  antiphon say "Good morning." --out morning.wav --in-process -v
+"""
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command to argparse's sub-commands."""
+    parser = commands.add_parser(
+        "say",
+        help="speak a text",
+        description="Speak a text into a WAV file, without the stages that would answer it.",
+        epilog=_EXAMPLES,
+        formatter_class=Formatter,
+    )
+    parser.add_argument("text", metavar="TEXT", help="what to say")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", required=True, help="WAV file for the speech"
+    )
+    add_pipeline_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Everything that needs no engine is checked first."""
+    from antiphon.cli.setup import check_installation, check_text, prepare
+
+    check_text(options.text)
+    setup = prepare(options)
+    if options.print_config:
+        sys.stdout.write(setup.config())
+        return 0
+
+    from antiphon.cli import signals
+    from antiphon.orchestrator.api import OmniRequest
+    from antiphon.orchestrator.wav import check_output_path
+
+    request = OmniRequest(entry=ENTRY, text=options.text, modalities=("audio",))
+    request.check(setup.topology)
+    check_output_path(options.out)
+    check_installation()
+    signals.run(lambda: _say(options, setup, request))
+    return 0
+
+
+async def _say(options: argparse.Namespace, setup: Setup, request: OmniRequest) -> None:
+    from antiphon import AsyncOmni
+    from antiphon.cli.answer import answer
+    from antiphon.cli.progress import StageProgress
+
+    progress = StageProgress(True if options.verbose else options.progress)
+    omni = AsyncOmni(
+        setup.topology, deployment=setup.deployment, entries=(ENTRY,), on_progress=progress
+    )
+    try:
+        with progress:
+            await omni.start()
+        await answer(omni, request, options.out)
+    finally:
+        await omni.close()

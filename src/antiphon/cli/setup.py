@@ -1,0 +1,59 @@
+"""What commands that run a pipeline decide before anything starts."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+
+import msgspec
+
+from antiphon.errors import EmptyInputError
+from antiphon.pipeline.defaults import fill_defaults
+from antiphon.pipeline.deployment import Deployment, load_deployment
+from antiphon.pipeline.printing import config_yaml
+from antiphon.pipeline.registry import load_pipeline
+from antiphon.pipeline.topology import Topology
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """A pipeline and how it is to run, both checked."""
+
+    topology: Topology
+    deployment: Deployment  # every default filled in
+
+    def config(self) -> str:
+        """The resolved form, as YAML that ends with a line break."""
+        return config_yaml(self.topology, self.deployment)
+
+
+def prepare(options: argparse.Namespace) -> Setup:
+    """Load and check pipeline, deployment and environment.
+
+    Raises UnknownPipelineError, TopologyError, DeploymentError or SettingError.
+    """
+    if options.deployment is None:
+        given = Deployment(pipeline=options.pipeline or "voice")
+    else:
+        given = load_deployment(options.deployment)
+    changes: dict[str, object] = {}
+    if options.in_process:
+        changes["in_process"] = True
+    if options.verbose:
+        changes["log_level"] = "info"
+    given = msgspec.structs.replace(given, **changes)
+    topology = load_pipeline(options.pipeline or given.pipeline)
+    return Setup(topology, fill_defaults(topology, given))
+
+
+def check_installation() -> None:
+    """Raise UpstreamError if vLLM is absent or of another version. Imports it not."""
+    from antiphon.upstream.version import require_vllm
+
+    require_vllm()
+
+
+def check_text(text: str) -> None:
+    """Raise EmptyInputError if there is nothing to answer or to speak."""
+    if not text.strip():
+        raise EmptyInputError("the text is empty; give something to answer or to speak")

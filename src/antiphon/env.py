@@ -1,0 +1,111 @@
+"""The environment variables that Antiphon reads, typed and in one place.
+
+They are read when asked for, never at import, so that a test or a caller may set them late. An
+empty value counts as not set.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from antiphon.errors import SettingError
+
+INPUT_WAIT_TIMEOUT = "ANTIPHON_INPUT_WAIT_TIMEOUT_S"
+CACHE_DIR = "ANTIPHON_CACHE_DIR"
+OFFLINE = "ANTIPHON_OFFLINE"
+LOG_LEVEL = "ANTIPHON_LOG_LEVEL"
+
+DEFAULT_INPUT_WAIT_TIMEOUT_S = 600.0
+_ONE_DAY_S = 86_400.0
+_TRUE = frozenset({"1", "true", "yes", "on"})
+_FALSE = frozenset({"0", "false", "no", "off"})
+_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """One environment variable, as the documentation lists it."""
+
+    name: str
+    default: str
+    meaning: str
+
+
+VARIABLES = (
+    Variable(
+        INPUT_WAIT_TIMEOUT,
+        f"{DEFAULT_INPUT_WAIT_TIMEOUT_S:g}",
+        "seconds a request may wait for its stage input without progress; 0 waits for ever",
+    ),
+    Variable(
+        CACHE_DIR,
+        "$XDG_CACHE_HOME/antiphon or ~/.cache/antiphon",
+        "where converted models are kept",
+    ),
+    Variable(OFFLINE, "0", "1: never fetch anything, use only what the cache holds"),
+    Variable(LOG_LEVEL, "WARNING", f"one of {', '.join(_LEVELS)}"),
+)
+
+
+def input_wait_timeout_s() -> float:
+    """Seconds a request may wait for its stage input. 0: for ever. Raises SettingError."""
+    value = os.environ.get(INPUT_WAIT_TIMEOUT, "")
+    if not value.strip():
+        return DEFAULT_INPUT_WAIT_TIMEOUT_S
+    return parse_timeout(value, INPUT_WAIT_TIMEOUT)
+
+
+def cache_dir() -> Path:
+    """The folder for converted models; it need not exist yet."""
+    own = os.environ.get(CACHE_DIR, "")
+    if own.strip():
+        return Path(own).expanduser().absolute()
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not base.is_absolute():  # the XDG specification ignores relative paths
+        base = Path.home() / ".cache"
+    return base / "antiphon"
+
+
+def offline() -> bool:
+    """True if nothing may be fetched. Raises SettingError."""
+    value = os.environ.get(OFFLINE, "").strip().lower()
+    if value in _TRUE:
+        return True
+    if not value or value in _FALSE:
+        return False
+    raise SettingError(f"{OFFLINE} is {value!r}; use 1 or 0.")
+
+
+def log_level() -> str:
+    """The name of a level of the logging module. Raises SettingError."""
+    value = os.environ.get(LOG_LEVEL, "").strip().upper()
+    if not value:
+        return "WARNING"
+    if value not in _LEVELS:
+        raise SettingError(f"{LOG_LEVEL} is {value!r}; use one of {', '.join(_LEVELS)}.")
+    return value
+
+
+def parse_timeout(value: str | float, source: str) -> float:
+    """A timeout in seconds; 0 means for ever.
+
+    Raises SettingError, which names `source`, for what is negative, not finite or not a number.
+    More than a day is allowed but reported in the log, as it is most often milliseconds given by
+    mistake.
+    """
+    allowed = "use a number of seconds, 0 or larger (0 waits for ever)"
+    try:
+        seconds = float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise SettingError(f"{source} is {value!r}, which is not a number; {allowed}.") from None
+    if isinstance(value, bool) or not math.isfinite(seconds) or seconds < 0:
+        raise SettingError(f"{source} is {value!r}; {allowed}.")
+    if seconds > _ONE_DAY_S:
+        logger.warning("%s is %g seconds, more than a day; the unit is seconds", source, seconds)
+    return abs(seconds)  # "-0" is 0

@@ -1,0 +1,153 @@
+"""What happens at the edges of the `voice` pipeline.
+
+`speak` (thinker → talker): the text is cut into sentences while it is written, each a part of its own; the talker's end
+turns a sentence into phonemes. `codes` (talker → code2wav): the codec ids, without the phonemes between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+from antiphon.core.prompt_plan import PromptPlan
+from antiphon.errors import AdapterError
+from antiphon.models.voice import phonemes
+from antiphon.models.voice.text import SentenceStream, has_words, normalise
+from antiphon.models.voice.vocabulary import FIRST_CODE, NUM_CODES
+from antiphon.payload.adapters import OutputNeeds, StageContext, StepRows
+from antiphon.payload.types import Payload, Scalar, per_request, per_token
+
+TEXT = "text"
+CODES = "codes"
+
+
+def text_payload(text: str) -> Payload:
+    """A payload of one text: its UTF-8 bytes, uint8 [n]."""
+    return Payload({TEXT: per_request(torch.tensor(list(text.encode()), dtype=torch.uint8))})
+
+
+def payload_text(payload: Payload) -> str:
+    """The text of such a payload. Raises AdapterError if it is none."""
+    tensor = _field(payload, TEXT, torch.uint8)
+    try:
+        return bytes(tensor.tolist()).decode()
+    except UnicodeDecodeError as error:
+        raise AdapterError(f"the field {TEXT!r} does not hold UTF-8") from error
+
+
+class SpeakOutput:
+    """Thinker's end of `speak`: one payload for each sentence as soon as it is complete."""
+
+    needs = OutputNeeds(token_updates=True)
+
+    def __init__(self, context: StageContext) -> None:
+        self._tokenizer = Tokenizer.from_file(str(Path(context.model) / "tokenizer.json"))
+
+    def open(self, uid: str, params: Mapping[str, Scalar]) -> Speaker:
+        return Speaker(self._tokenizer)
+
+
+class Speaker:
+    """One request's text on its way to the talker. Special tokens and parts without a word are dropped."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._decoder = DecodeStream(skip_special_tokens=True)
+        self._sentences = SentenceStream()
+
+    def on_tokens(self, token_ids: Sequence[int]) -> list[Payload]:
+        # a piece may be None: the bytes of a character that is not complete yet
+        pieces = (self._decoder.step(self._tokenizer, token) for token in token_ids)
+        return _spoken(self._sentences.feed("".join(piece for piece in pieces if piece)))
+
+    def on_rows(self, rows: StepRows) -> list[Payload]:
+        return []
+
+    def on_end(self) -> list[Payload]:
+        return _spoken(self._sentences.flush())
+
+
+class SpeakInput:
+    """Talker's end of `speak`: the sentence as phonemes."""
+
+    def __init__(self, context: StageContext) -> None:
+        phonemes.prompts("ready")  # loads the library's tables now, not with the first sentence
+
+    def plan(self, uid: str, payload: Payload, params: Mapping[str, Scalar]) -> PromptPlan:
+        """The talker's prompt. A text without a sound is a short pause."""
+        # normalised again: a payload may come from anywhere, and the library rejects endless numbers
+        ids = phonemes.phoneme_ids(normalise(payload_text(payload)))
+        if not phonemes.speakable(ids):
+            ids = []
+        words = ids.count(phonemes.SPACE) + 1
+        if len(ids) > phonemes.MAX_PHONEMES or words > phonemes.MAX_WORDS:
+            raise AdapterError(
+                f"a part of {len(ids)} phonemes in {words} words is too long to be spoken at once"
+                f" ({phonemes.MAX_PHONEMES} and {phonemes.MAX_WORDS} at most)"
+            )
+        return PromptPlan(tuple(phonemes.prompt(ids)))
+
+
+class CodesOutput:
+    """Talker's end of `codes`: everything that was spoken, in one payload at the end."""
+
+    needs = OutputNeeds(token_updates=True)
+
+    def __init__(self, context: StageContext) -> None:
+        pass
+
+    def open(self, uid: str, params: Mapping[str, Scalar]) -> CodeCollector:
+        return CodeCollector()
+
+
+class CodeCollector:
+    """One request's codes: sampled ids from `FIRST_CODE` on, counted from 0."""
+
+    def __init__(self) -> None:
+        self._codes: list[int] = []
+
+    def on_tokens(self, token_ids: Sequence[int]) -> list[Payload]:
+        self._codes += [token - FIRST_CODE for token in token_ids if token >= FIRST_CODE]
+        return []
+
+    def on_rows(self, rows: StepRows) -> list[Payload]:
+        return []
+
+    def on_end(self) -> list[Payload]:
+        if not self._codes:
+            return []
+        return [Payload({CODES: per_token(torch.tensor(self._codes, dtype=torch.int32))})]
+
+
+class CodesInput:
+    """Code2wav's end of `codes`: a code is an id of its prompt."""
+
+    def __init__(self, context: StageContext) -> None:
+        pass
+
+    def plan(self, uid: str, payload: Payload, params: Mapping[str, Scalar]) -> PromptPlan:
+        codes = _field(payload, CODES, torch.int32)
+        if int(codes.min()) < 0 or int(codes.max()) >= NUM_CODES:
+            raise AdapterError(f"codes must lie between 0 and {NUM_CODES - 1}")
+        return PromptPlan(tuple(codes.tolist()))
+
+
+def _spoken(parts: Sequence[str]) -> list[Payload]:
+    return [text_payload(part) for part in parts if has_words(part)]
+
+
+def _field(payload: Payload, name: str, dtype: torch.dtype) -> torch.Tensor:
+    """The named field, a vector of this dtype with at least one element. Raises AdapterError if it is not."""
+    field = payload.fields.get(name)
+    if field is None:
+        raise AdapterError(f"the payload has no field {name!r}")
+    tensor = field.tensor
+    if tensor.dtype != dtype or tensor.dim() != 1 or tensor.numel() == 0:
+        raise AdapterError(
+            f"the field {name!r} must be a vector of {dtype}, not {tensor.dtype} {tuple(tensor.shape)}"
+        )
+    return tensor

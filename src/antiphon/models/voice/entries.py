@@ -1,0 +1,64 @@
+"""The two ways into the `voice` pipeline: a conversation enters at the thinker, a text to be spoken at the talker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer
+
+from antiphon.errors import EmptyInputError, InputTooLongError
+from antiphon.models.voice import phonemes
+from antiphon.models.voice.limits import MAX_SPEECH_PARTS, THINKER_CONTEXT, THINKER_REPLY
+from antiphon.models.voice.text import split_sentences
+from antiphon.models.voice.weights import chat_template
+from antiphon.pipeline.entry import EntryRequest, Message
+
+
+class ChatEntry:
+    """A conversation as one prompt of the thinker, in the model's own chat template.
+
+    Without a system message the template puts in the model's own; this small model answers worse with another.
+    """
+
+    def __init__(self, checkpoint: Path) -> None:
+        self._tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
+        # the template is data that came with the model: it runs in jinja2's sandbox
+        sandbox = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        self._template = sandbox.from_string(chat_template(checkpoint))
+
+    def prompts(self, request: EntryRequest) -> list[list[int]]:
+        messages = request.messages or (Message("user", request.text),)
+        if not messages[-1].content.strip():
+            raise EmptyInputError("There is no text to answer: give one.")
+        prompt = self._template.render(
+            messages=[{"role": m.role, "content": m.content.strip()} for m in messages],
+            add_generation_prompt=True,
+        )
+        ids: list[int] = self._tokenizer.encode(prompt, add_special_tokens=False).ids
+        if len(ids) > THINKER_CONTEXT - THINKER_REPLY:
+            raise InputTooLongError(
+                f"The conversation takes {len(ids)} tokens; at most {THINKER_CONTEXT - THINKER_REPLY}"
+                " leave room for an answer: shorten it."
+            )
+        return [ids]
+
+
+class SpeechEntry:
+    """A text as prompts of the talker, one for each sentence or piece of a long one."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        pass
+
+    def prompts(self, request: EntryRequest) -> list[list[int]]:
+        texts = [request.text, *(message.content for message in request.messages)]
+        sentences = split_sentences("\n\n".join(texts))
+        if len(sentences) > MAX_SPEECH_PARTS:
+            raise InputTooLongError(
+                f"The text has {len(sentences)} sentences; at most {MAX_SPEECH_PARTS} are spoken"
+                " at once: split it."
+            )
+        prompts = [prompt for sentence in sentences for prompt in phonemes.prompts(sentence)]
+        if not prompts:
+            raise EmptyInputError("There is nothing to speak in the text: give one with words.")
+        return prompts

@@ -1,0 +1,13 @@
+"""Sizes that the stages of the `voice` pipeline are set up with, in tokens."""
+
+from __future__ import annotations
+
+THINKER_CONTEXT = 2048
+THINKER_REPLY = 96
+"""Tokens of an answer; longer ones of this small model ramble."""
+
+TALKER_CONTEXT = 1024
+CODE2WAV_CONTEXT = 1024
+
+MAX_SPEECH_PARTS = 256
+"""Sentences of one call; each is a request of its own."""

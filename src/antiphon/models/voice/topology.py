@@ -1,0 +1,104 @@
+"""The `voice` pipeline: a small thinker writes, a talker speaks sentence by sentence, code2wav makes the sound."""
+
+from __future__ import annotations
+
+from antiphon.models.voice.limits import (
+    CODE2WAV_CONTEXT,
+    TALKER_CONTEXT,
+    THINKER_CONTEXT,
+    THINKER_REPLY,
+)
+from antiphon.models.voice.vocabulary import EOS, SAMPLE_RATE
+from antiphon.pipeline.topology import Edge, EdgeMode, Entry, Stage, StageKind, Topology
+
+_HERE = "antiphon.models.voice"
+_MIB = 1 << 20
+
+THINKER = Stage(
+    name="thinker",
+    kind=StageKind.AR,
+    model=f"{_HERE}.weights:thinker_checkpoint",
+    output="text",
+    engine={
+        "dtype": "bfloat16",
+        "max_model_len": THINKER_CONTEXT,
+        "max_num_seqs": 16,
+        "max_num_batched_tokens": THINKER_CONTEXT,
+        "kv_cache_memory_bytes": 256 * _MIB,  # 23 KB per token
+        "enforce_eager": True,
+    },
+    sampling={"temperature": 0.0, "max_tokens": THINKER_REPLY},
+)
+
+TALKER = Stage(
+    name="talker",
+    kind=StageKind.AR,
+    model=f"{_HERE}.weights:talker_checkpoint",
+    engine={
+        "dtype": "float32",
+        "max_model_len": TALKER_CONTEXT,
+        "max_num_seqs": 16,
+        "max_num_batched_tokens": 2048,
+        "kv_cache_memory_bytes": 128 * _MIB,  # 10 KB per token in float32
+        "enforce_eager": True,
+        "skip_tokenizer_init": True,
+        "logits_processors": [f"{_HERE}.grammar:TalkerGrammar"],
+    },
+    sampling={
+        "temperature": 0.0,
+        "max_tokens": TALKER_CONTEXT,
+        "stop_token_ids": [EOS],
+        "detokenize": False,
+        "extra_args": {"talker_grammar": True},
+    },
+)
+
+CODE2WAV = Stage(
+    name="code2wav",
+    kind=StageKind.GENERATION,
+    model=f"{_HERE}.weights:code2wav_checkpoint",
+    output="audio",
+    engine={
+        "runner": "pooling",
+        "dtype": "float32",
+        "max_model_len": CODE2WAV_CONTEXT,
+        "max_num_seqs": 16,
+        "max_num_batched_tokens": 4096,
+        "kv_cache_memory_bytes": 1 * _MIB,  # it has no attention
+        "enforce_eager": True,
+        "skip_tokenizer_init": True,
+        "enable_prefix_caching": False,
+        "enable_chunked_prefill": False,
+    },
+    atomic_inputs=True,
+)
+
+TOPOLOGY = Topology(
+    name="voice",
+    description="answers in text and speech: SmolLM2-135M, a 4 M talker, a 440 bit/s codec",
+    stages=(THINKER, TALKER, CODE2WAV),
+    edges=(
+        Edge(
+            name="speak",
+            producer="thinker",
+            consumer="talker",
+            mode=EdgeMode.FULL,
+            output_adapter=f"{_HERE}.adapters:SpeakOutput",
+            input_adapter=f"{_HERE}.adapters:SpeakInput",
+            split=True,
+        ),
+        Edge(
+            name="codes",
+            producer="talker",
+            consumer="code2wav",
+            mode=EdgeMode.FULL,
+            output_adapter=f"{_HERE}.adapters:CodesOutput",
+            input_adapter=f"{_HERE}.adapters:CodesInput",
+        ),
+    ),
+    entries=(
+        Entry(name="chat", stage="thinker", adapter=f"{_HERE}.entries:ChatEntry"),
+        Entry(name="speech", stage="talker", adapter=f"{_HERE}.entries:SpeechEntry"),
+    ),
+    sample_rate=SAMPLE_RATE,
+)

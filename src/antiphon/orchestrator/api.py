@@ -1,0 +1,143 @@
+"""What callers give and get: requests, events and replies. Imports neither vllm nor torch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from antiphon.errors import EmptyInputError, InvalidRequestError
+from antiphon.orchestrator.sampling import check_sampling
+from antiphon.orchestrator.wav import save_wav
+from antiphon.pipeline.topology import Stage, Topology
+
+Samples = npt.NDArray[np.float32]
+
+ROLES = ("system", "user", "assistant")
+
+
+class OmniRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One call of a pipeline. Nothing is checked before `check`."""
+
+    entry: str = "chat"
+    """The entry of the topology that the request goes through."""
+
+    text: str = ""
+    """What to answer or to speak; after `messages` it is one more message of the user."""
+
+    messages: list[dict[str, str]] = []
+    """A conversation: dicts with `role` (system, user, assistant) and `content`."""
+
+    modalities: tuple[str, ...] = ("text", "audio")
+    """What to give back. The request visits no stage that this does not need."""
+
+    sampling: dict[str, dict[str, object]] = {}
+    """Sampling parameters by stage name, over the topology's own."""
+
+    deadline_s: float | None = None
+    """Seconds from submission after which the request fails; None is no deadline."""
+
+    request_id: str | None = None
+    """The caller's label for the request; never used as a key or a name."""
+
+    def check(self, topology: Topology) -> tuple[Stage, ...]:
+        """The stages that the request visits, producers first.
+
+        Raises EmptyInputError without text, InvalidRequestError for anything that the pipeline
+        could not do as asked.
+        """
+        path = topology.path_from(self.entry, self.modalities)
+        for index, message in enumerate(self.messages):
+            if message.keys() != {"role", "content"} or message["role"] not in ROLES:
+                raise InvalidRequestError(
+                    f"message {index} is not valid; give role ({', '.join(ROLES)}) and content"
+                )
+        if not any(message["content"].strip() for message in self.conversation()[-1:]):
+            raise EmptyInputError("the text is empty; give something to answer or to speak")
+        deadline = self.deadline_s
+        if deadline is not None and not (math.isfinite(deadline) and deadline > 0):
+            raise InvalidRequestError(
+                f"deadline_s is {deadline}; give a positive number of seconds"
+            )
+        check_sampling(topology, self.sampling, tuple(stage.name for stage in path))
+        return path
+
+    def conversation(self) -> list[dict[str, str]]:
+        """`messages` with `text` at the end, if there is any."""
+        last = [{"role": "user", "content": self.text}] if self.text.strip() else []
+        return [*self.messages, *last]
+
+
+@dataclass(frozen=True, slots=True)
+class StageTiming:
+    """What one stage did for a request; sums over its parts."""
+
+    queue_s: float  # seconds from its input's arrival to its first output
+    run_s: float  # seconds from its first output to its last
+    tokens: int  # sampled, or samples of audio for a generation stage
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """When things happened, in seconds from the request's submission."""
+
+    total_s: float  # to the end of the last output
+    ttft_s: float | None = None  # to the first text; None without text
+    ttfa_s: float | None = None  # to the first audio; None without audio
+    audio_s: float = 0.0  # length of the audio
+    stages: dict[str, StageTiming] = field(default_factory=dict)
+
+    @property
+    def rtf(self) -> float | None:
+        """Seconds of work per second of audio, below 1 is faster than real time; None without."""
+        return self.total_s / self.audio_s if self.audio_s > 0 else None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reply:
+    """The whole answer to a request."""
+
+    text: str
+    audio: Samples | None  # [n], -1 to 1
+    sample_rate: int  # Hz
+    finish_reason: str  # stop, length, abort; errors are raised
+    timings: Timings
+
+    def save(self, path: str | Path) -> Path:
+        """Write the audio as 16-bit WAV; the file appears complete or not at all.
+
+        Raises OutputPathError, and InvalidRequestError if there is no audio.
+        """
+        if self.audio is None:
+            raise InvalidRequestError("the reply has no audio; ask for the audio modality")
+        return save_wav(path, self.audio, self.sample_rate)
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """Text that is new since the last delta."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AudioChunk:
+    """Audio of one part of the answer; parts come in order."""
+
+    samples: Samples  # [n], -1 to 1
+    sample_rate: int  # Hz
+    part: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The last event of a request that did not fail."""
+
+    reply: Reply
+
+
+OmniEvent = TextDelta | AudioChunk | Finished

@@ -1,0 +1,271 @@
+"""One request's way through the graph: which stage gets what, and what the caller sees.
+
+Pure: commands leave through a callable, time comes from a callable. A *unit* is one request at one
+stage; after a `split` edge a request has one unit per part. Every unit on the path exists before
+its input does: consumers are submitted gated, one part ahead of what is known to come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+
+from antiphon.errors import AdapterError, StageError, from_wire
+from antiphon.orchestrator.api import (
+    AudioChunk,
+    OmniEvent,
+    OmniRequest,
+    Reply,
+    Samples,
+    StageTiming,
+    TextDelta,
+    Timings,
+)
+from antiphon.orchestrator.clients import Frames
+from antiphon.payload.ref import Ref
+from antiphon.pipeline.detokenize import Detokenizer
+from antiphon.pipeline.topology import Edge, Stage, Topology
+from antiphon.stage.messages import Command, Deliver, Discard, Output, Submit
+
+Send = Callable[[str, Command], None]
+_DTYPES = frozenset({"float32", "float16", "int16", "int32", "int64"})
+
+
+@dataclass(slots=True)
+class Unit:
+    """One request at one stage; times are clock values in seconds."""
+
+    part: int
+    gated: bool
+    input_s: float
+    first_s: float | None = None
+    last_s: float | None = None
+    tokens: int = 0
+    finish: str | None = None
+    audio: Samples | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FlowPlan:
+    """What does not change while the request runs."""
+
+    uid: str
+    topology: Topology
+    path: tuple[Stage, ...]
+    request: OmniRequest
+    detokenizer: Detokenizer | None
+
+
+@dataclass(slots=True)
+class Flow:
+    """Units by stage and part, and what they have brought."""
+
+    plan: FlowPlan
+    send: Send
+    clock: Callable[[], float]
+    started_s: float = 0.0
+    first_text_s: float | None = None
+    first_audio_s: float | None = None
+    ended_s: float = 0.0
+    text: list[str] = field(default_factory=list)
+    units: dict[str, list[Unit]] = field(default_factory=dict)
+    open_units: int = 0
+    audio_sent: int = 0  # parts whose audio has been handed out
+
+    # --- start --------------------------------------------------------------------------------
+
+    def start(self, prompts: Sequence[Sequence[int]]) -> None:
+        """Submit the first stage's parts and everything downstream of them."""
+        self.started_s = self.clock()
+        self.units = {stage.name: [] for stage in self.plan.path}
+        first = self.plan.path[0]
+        splits = any(edge.split for edge in self._edges_from(first.name))
+        if splits and len(prompts) != 1:
+            raise AdapterError(
+                f"the entry gave {len(prompts)} prompts, but stage '{first.name}' splits its own "
+                f"output into parts; give one prompt"
+            )
+        for prompt in prompts:
+            self._submit(first, list(prompt), None)
+
+    def _submit(self, stage: Stage, token_ids: list[int], waits_for: Edge | None) -> None:
+        """One more unit of `stage`, and one of each consumer that waits for it."""
+        units = self.units[stage.name]
+        unit = Unit(len(units), waits_for is not None, self.clock())
+        units.append(unit)
+        self.open_units += 1
+        edges = self._edges_from(stage.name)
+        self.send(
+            stage.name,
+            Submit(
+                uid=self._uid(unit.part),
+                token_ids=token_ids,
+                sampling={**stage.sampling, **self.plan.request.sampling.get(stage.name, {})},
+                edges=tuple(edge.name for edge in edges),
+                waits_for=None if waits_for is None else waits_for.name,
+            ),
+        )
+        for edge in edges:
+            self._submit(self.plan.topology.stage(edge.consumer), [], edge)
+
+    def _edges_from(self, stage: str) -> list[Edge]:
+        on_path = {s.name for s in self.plan.path}
+        return [e for e in self.plan.topology.edges_from(stage) if e.consumer in on_path]
+
+    def _uid(self, part: int) -> str:
+        return f"{self.plan.uid}.{part}"
+
+    # --- events -------------------------------------------------------------------------------
+
+    def on_ref(self, stage: str, ref: Ref) -> None:
+        """A payload of `stage` is stored: pass its ref to the unit that waits for it."""
+        edge = next((e for e in self._edges_from(stage) if e.name == ref.edge), None)
+        if edge is None:
+            raise AdapterError(f"stage '{stage}' sent a payload on edge '{ref.edge}', not its own")
+        if not edge.split:
+            if ref.seq > 0 or not ref.end:
+                raise AdapterError(f"edge '{edge.name}' carries one payload, its adapter made more")
+            self._deliver(edge, part_of(ref.uid), ref)
+            return
+        self._deliver(edge, ref.seq, ref)
+        if not ref.end:
+            self._submit(self.plan.topology.stage(edge.consumer), [], edge)
+
+    def _deliver(self, edge: Edge, part: int, ref: Ref) -> None:
+        unit = self.units[edge.consumer][part]
+        unit.input_s = self.clock()
+        # To its consumer each part is a whole payload of its own.
+        whole = msgspec.structs.replace(ref, seq=0, end=True)
+        self.send(edge.consumer, Deliver([(self._uid(part), whole)]))
+
+    def on_output(self, stage: str, output: Output, frames: Frames) -> list[OmniEvent]:
+        """What a step brought for one unit. Raises the error that ended it, if one did."""
+        if output.error is not None:
+            raise from_wire(output.error)
+        unit = self.units[stage][part_of(output.uid)]
+        now = self.clock()
+        events: list[OmniEvent] = []
+        modality = self.plan.topology.stage(stage).output
+        if output.token_ids:
+            unit.first_s = now if unit.first_s is None else unit.first_s
+            unit.tokens += len(output.token_ids)
+            if modality == "text":
+                events += self._on_text(output.token_ids, now)
+        if output.tensor is not None:
+            unit.first_s = now if unit.first_s is None else unit.first_s
+            unit.audio = _samples(output, frames)
+            unit.tokens += unit.audio.size
+        if output.finish is not None and unit.finish is None:
+            events += self._on_finish(stage, unit, output.finish, now)
+        return events
+
+    def _on_text(self, token_ids: Sequence[int], now: float) -> list[OmniEvent]:
+        if self.plan.detokenizer is None:
+            return []
+        text = self.plan.detokenizer.feed(token_ids)
+        if not text:
+            return []
+        if self.first_text_s is None:
+            self.first_text_s = now
+        self.text.append(text)
+        return [TextDelta(text)]
+
+    def _on_finish(self, stage: str, unit: Unit, finish: str, now: float) -> list[OmniEvent]:
+        if finish not in ("stop", "length"):
+            raise StageError(f"stage '{stage}' ended the request with reason '{finish}'")
+        unit.finish = finish
+        unit.last_s = self.ended_s = now
+        self.open_units -= 1
+        if self.plan.topology.stage(stage).output != "audio":
+            return []
+        events: list[OmniEvent] = []
+        parts = self.units[stage]
+        while self.audio_sent < len(parts) and parts[self.audio_sent].finish is not None:
+            audio = parts[self.audio_sent].audio
+            if audio is not None and "audio" in self.plan.request.modalities:
+                self.first_audio_s = now if self.first_audio_s is None else self.first_audio_s
+                events.append(AudioChunk(audio, self.plan.topology.sample_rate, self.audio_sent))
+            self.audio_sent += 1
+        return events
+
+    # --- end ----------------------------------------------------------------------------------
+
+    @property
+    def done(self) -> bool:
+        """Every unit has finished; none is ever added after that."""
+        return self.open_units == 0
+
+    def uids(self) -> dict[str, list[str]]:
+        """All units by stage."""
+        return {s: [self._uid(u.part) for u in units] for s, units in self.units.items()}
+
+    def drop(self, stage: str, ref: Ref) -> None:
+        """A payload arrived for a request that is ending: nobody will take it."""
+        if ref.key is not None:
+            self.send(stage, Discard([ref.key]))
+
+    def reply(self, finish_reason: str | None = None) -> Reply:
+        """What there is, so far or at last."""
+        chunks = [
+            unit.audio
+            for stage in self.plan.path
+            if stage.output == "audio" and "audio" in self.plan.request.modalities
+            for unit in self.units.get(stage.name, [])[: self.audio_sent]
+            if unit.audio is not None
+        ]
+        audio = np.concatenate(chunks) if chunks else None
+        return Reply(
+            text="".join(self.text),
+            audio=audio,
+            sample_rate=self.plan.topology.sample_rate,
+            finish_reason=finish_reason or self._finish_reason(),
+            timings=self._timings(0 if audio is None else audio.size),
+        )
+
+    def _finish_reason(self) -> str:
+        """That of the first stage: what it was asked for is what the caller counts."""
+        reasons = [unit.finish for unit in self.units[self.plan.path[0].name]]
+        return "length" if "length" in reasons else "stop"
+
+    def _timings(self, num_samples: int) -> Timings:
+        def since_start(moment: float | None) -> float | None:
+            return None if moment is None else moment - self.started_s
+
+        end = self.ended_s or self.clock()
+        return Timings(
+            total_s=end - self.started_s,
+            ttft_s=since_start(self.first_text_s),
+            ttfa_s=since_start(self.first_audio_s),
+            audio_s=num_samples / self.plan.topology.sample_rate,
+            stages={name: _stage_timing(units) for name, units in self.units.items()},
+        )
+
+
+def part_of(uid: str) -> int:
+    """The part that a unit's uid names."""
+    return int(uid.rpartition(".")[2])
+
+
+def root_of(uid: str) -> str:
+    """The request that a unit's uid belongs to."""
+    return uid.rpartition(".")[0]
+
+
+def _samples(output: Output, frames: Frames) -> Samples:
+    tensor = output.tensor
+    if tensor is None or tensor.dtype not in _DTYPES:
+        raise StageError(f"a stage's output tensor has the unusable dtype {tensor}")
+    array = np.frombuffer(frames[tensor.frame], dtype=tensor.dtype)
+    return array.reshape(-1).astype(np.float32, copy=False)
+
+
+def _stage_timing(units: Sequence[Unit]) -> StageTiming:
+    ran = [unit for unit in units if unit.first_s is not None]
+    return StageTiming(
+        queue_s=sum((unit.first_s or 0.0) - unit.input_s for unit in ran),
+        run_s=sum((unit.last_s or unit.first_s or 0.0) - (unit.first_s or 0.0) for unit in ran),
+        tokens=sum(unit.tokens for unit in ran),
+    )

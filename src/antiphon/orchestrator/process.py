@@ -1,0 +1,122 @@
+"""A stage in a process of its own.
+
+The two ends hold a socket pair; its end of file tells each side that the other is gone. Two threads
+per stage keep the event loop free: one writes, so that a stage which does not read blocks nobody,
+and one reads.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from multiprocessing.connection import Connection
+
+import msgspec
+
+from antiphon.errors import StageDiedError, StageStartError, from_wire
+from antiphon.orchestrator.clients import OnEvent, OnGone, StageClient
+from antiphon.stage.messages import Command, Event, Failed, Ready, Stop, Stopped
+from antiphon.stage.spec import StageSpec
+from antiphon.stage.wire import Channel
+
+_LOG_TAIL_BYTES = 2000
+
+
+class ProcessStage(StageClient):
+    """Starts the process in its constructor; `Ready` or `Failed` follows as an event."""
+
+    def __init__(self, spec: StageSpec, on_event: OnEvent, on_gone: OnGone) -> None:
+        self._name = spec.name
+        self._on_event = on_event
+        self._on_gone = on_gone
+        self._ready = False
+        self._stopping = False
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the stage
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(  # noqa: S603  our own module
+                [sys.executable, "-m", "antiphon.stage.process", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                env={**os.environ, **spec.environment},
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                start_new_session=True,  # a terminal's Ctrl-C is ours to handle
+            )
+        connection: Connection[object, object] = Connection(ours.detach())
+        connection.send_bytes(msgspec.msgpack.encode(spec))
+        self._channel: Channel[Event] = Channel(connection, Event)
+        self._outbox: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=run, daemon=True, name=f"{spec.name}-{run.__name__}")
+            for run in (self._write, self._read)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def send(self, command: Command) -> None:
+        self._outbox.put(command)
+
+    def stop(self, timeout_s: float) -> None:
+        self._stopping = True
+        self._outbox.put(Stop())
+        for end in (self._process.terminate, self._process.kill):
+            try:
+                self._process.wait(timeout_s)
+                break
+            except subprocess.TimeoutExpired:
+                end()
+        self._process.wait()
+        self._outbox.put(None)
+        for thread in self._threads:
+            thread.join()
+        self._channel.close()
+        self._log.close()
+
+    def _write(self) -> None:
+        while (command := self._outbox.get()) is not None:
+            try:
+                self._channel.send(command)
+            except OSError:
+                return  # the reader tells why
+
+    def _read(self) -> None:
+        failure = None
+        try:
+            while True:
+                event, frames = self._channel.receive()
+                if isinstance(event, Failed):
+                    failure = from_wire(event.error)
+                    continue
+                if isinstance(event, Stopped):
+                    continue
+                self._ready |= isinstance(event, Ready)
+                self._on_event(self._name, event, frames)
+        except (EOFError, OSError):
+            pass
+        status = self._process.wait()
+        if not self._stopping:
+            self._on_gone(self._name, failure or self._obituary(status))
+
+    def _obituary(self, status: int) -> StageDiedError | StageStartError:
+        how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+        if self._ready:
+            return StageDiedError(f"the process of stage '{self._name}' {how}")
+        return StageStartError(f"stage '{self._name}' {how} while it started{self._log_tail()}")
+
+    def _log_tail(self) -> str:
+        """The last line that the process wrote, if any."""
+        size = self._log.seek(0, os.SEEK_END)
+        self._log.seek(max(0, size - _LOG_TAIL_BYTES))
+        lines = self._log.read().decode(errors="replace").split("\n")
+        last = [line.strip() for line in lines if line.strip()][-1:]
+        return f": {last[0]}" if last else ""

@@ -1,0 +1,102 @@
+"""`Omni`: the same pipeline without asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from antiphon.orchestrator.api import OmniEvent, OmniRequest, Reply
+from antiphon.orchestrator.omni import AsyncOmni, Progress
+from antiphon.pipeline.deployment import Deployment
+from antiphon.pipeline.topology import Topology
+
+T = TypeVar("T")
+
+
+class Omni:
+    """One pipeline, started by the constructor; a context manager.
+
+    Calls may come from any thread.
+    """
+
+    def __init__(
+        self,
+        pipeline: str | Topology = "voice",
+        *,
+        deployment: Deployment | str | Path | None = None,
+        entries: Sequence[str] | None = None,
+        in_process: bool | None = None,
+        on_progress: Progress | None = None,
+    ) -> None:
+        self._omni = AsyncOmni(
+            pipeline,
+            deployment=deployment,
+            entries=entries,
+            in_process=in_process,
+            on_progress=on_progress,
+        )
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="antiphon")
+        self._thread.start()
+        try:
+            self._call(self._omni.start())
+        except BaseException:
+            self.close()
+            raise
+
+    def chat(self, text: str, **options: Any) -> Reply:
+        """Answer `text`; options are `OmniRequest`'s."""
+        return self.generate(OmniRequest(entry="chat", text=text, **options))
+
+    def say(self, text: str, **options: Any) -> Reply:
+        """Speak `text`; options are `OmniRequest`'s."""
+        options.setdefault("modalities", ("audio",))
+        return self.generate(OmniRequest(entry="speech", text=text, **options))
+
+    def generate(self, request: OmniRequest) -> Reply:
+        """The whole reply. Raises the request's one error."""
+        return self._call(self._omni.generate(request))
+
+    def stream(self, request: OmniRequest) -> Iterator[OmniEvent]:
+        """Events as they come; the last one is `Finished`. Leaving early aborts the request."""
+        events = self._omni.stream(request)
+        try:
+            while True:
+                try:
+                    yield self._call(anext(events))
+                except StopAsyncIteration:
+                    return
+        finally:
+            self._call(events.aclose())
+
+    def close(self) -> None:
+        """Stop every stage. May be called twice."""
+        if self._loop.is_closed():
+            return
+        self._call(self._omni.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result()
+        except BaseException:  # Ctrl-C while waiting: do not leave the call running
+            future.cancel()
+            raise

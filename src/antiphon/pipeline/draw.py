@@ -1,0 +1,57 @@
+"""Pipelines as text, for `antiphon pipelines`."""
+
+from __future__ import annotations
+
+from antiphon.pipeline.topology import Edge, Stage, Topology
+
+
+def summary(topology: Topology) -> str:
+    """One line: name, stages along the way, what it gives, what it is for."""
+    stages = " → ".join(topology.stage_names)
+    outputs = ", ".join(stage.output for stage in topology.stages if stage.output)
+    return f"{topology.name}  {stages}  ({outputs})  {topology.description}"
+
+
+def draw(topology: Topology) -> str:
+    """The graph as a tree from each entry's stage, adapters and models named beside it."""
+    lines = [f"{topology.name}: {topology.description}"]
+    for stage in topology.stages:
+        if topology.edge_into(stage.name) is None:
+            lines += ["", *_draw_stage(topology, stage)]
+    return "\n".join(lines)
+
+
+def _draw_stage(topology: Topology, stage: Stage) -> list[str]:
+    edges = topology.edges_from(stage.name)
+    bar = "│" if edges else " "
+    lines = [f"● {stage.name} ({stage.kind}){_gives(topology, stage)}"]
+    lines += [
+        f"{bar}   entry {entry.name}: {entry.adapter}"
+        for entry in topology.entries
+        if entry.stage == stage.name
+    ]
+    lines += [f"{bar}   model: {stage.model}"]
+    for edge in edges:
+        last = edge is edges[-1]
+        below = [*_draw_edge(edge), *_draw_stage(topology, topology.stage(edge.consumer))]
+        lines.append("│")
+        lines.append(f"{'└' if last else '├'}─ {below[0]}")
+        lines += [f"{' ' if last else '│'}  {line}".rstrip() for line in below[1:]]
+    return [line.rstrip() for line in lines]
+
+
+def _gives(topology: Topology, stage: Stage) -> str:
+    if stage.output is None:
+        return ""
+    rate = f", {topology.sample_rate} Hz" if stage.output == "audio" else ""
+    return f" ⇒ {stage.output}{rate}"
+
+
+def _draw_edge(edge: Edge) -> list[str]:
+    split = ", one request per part" if edge.split else ""
+    options = "".join(f", {key}={value}" for key, value in edge.options.items())
+    return [
+        f"{edge.name} ({edge.mode}{split}{options})",
+        f"  out: {edge.output_adapter}",
+        f"  in:  {edge.input_adapter}",
+    ]

@@ -1,0 +1,128 @@
+"""A vLLM engine in this process with the stage's scheduler and workers.
+
+Seam: vLLM's own in-process client over an unmodified `EngineCore`. The host steps it; no upstream
+loop is repeated. Names used: `InprocClient`, `EngineCore.{scheduler, batch_queue,
+request_block_hasher}`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from vllm import PoolingParams, SamplingParams
+from vllm.engine.arg_utils import EngineArgs
+from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
+from vllm.v1.engine.core_client import InprocClient
+from vllm.v1.executor.abstract import Executor
+
+from antiphon.core.options import StageOptions
+from antiphon.errors import InvalidRequestError
+from antiphon.pipeline.topology import StageKind
+from antiphon.sched.mixin import StageSchedulerMixin
+from antiphon.stage.messages import Submit
+from antiphon.stage.spec import StageSpec
+
+
+class StageEngine:
+    """Builds the engine in its constructor; the calling thread steps it."""
+
+    def __init__(self, spec: StageSpec) -> None:
+        options = StageOptions(
+            spec.name, spec.connector, spec.inputs, spec.outputs, spec.atomic_inputs
+        )
+        args = EngineArgs(
+            model=spec.model, additional_config=options.to_config(), **spec.engine_args
+        )
+        self.config = args.create_engine_config()
+        self._client = InprocClient(self.config, Executor.get_class(self.config), log_stats=False)
+        self._generates = spec.kind is StageKind.AR
+        self._core = self._client.engine_core
+        model = self.config.model_config
+        self._generation_config = model.try_get_generation_config() if self._generates else {}
+        self._eos = self._generation_config.get("eos_token_id")
+        self._task = None if self._generates else self._client.get_supported_tasks()[0]
+        self._arrival = 0.0
+
+    @property
+    def scheduler(self) -> StageSchedulerMixin:
+        scheduler = self._core.scheduler
+        assert isinstance(scheduler, StageSchedulerMixin)  # noqa: S101  the config named it
+        return scheduler
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_requests() or bool(self._core.batch_queue)
+
+    @property
+    def num_free_blocks(self) -> int:
+        return int(self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
+
+    @property
+    def num_blocks(self) -> int:
+        return int(self.scheduler.kv_cache_config.num_blocks)
+
+    def step(self) -> EngineCoreOutputs:
+        """One engine step. Whatever the model raises comes out of here."""
+        return self._client.get_output()
+
+    def add(self, submit: Submit) -> None:
+        """Hand a request to upstream. Raises InvalidRequestError for parameters it refuses."""
+        try:
+            sampling, pooling = self._params(submit)
+            self._client.add_request(self._request(submit, sampling, pooling))
+        except (TypeError, ValueError) as error:
+            message = " ".join(str(error).split())
+            raise InvalidRequestError(f"the engine refuses the request: {message}") from error
+
+    def _params(self, submit: Submit) -> tuple[SamplingParams | None, PoolingParams | None]:
+        if not self._generates:
+            return None, PoolingParams(task=self._task, extra_kwargs=dict(submit.params))
+        sampling = SamplingParams(**_with_args(submit))
+        primary = self._eos if isinstance(self._eos, int) else None
+        sampling.update_from_generation_config(self._generation_config, primary)
+        return sampling, None
+
+    def _request(
+        self, submit: Submit, sampling: SamplingParams | None, pooling: PoolingParams | None
+    ) -> EngineCoreRequest:
+        # Strictly increasing: a gated request finds its place in the queue by it.
+        self._arrival = max(time.time(), self._arrival + 1e-6)
+        return EngineCoreRequest(
+            request_id=submit.uid,
+            prompt_token_ids=submit.token_ids or [0],
+            mm_features=None,
+            sampling_params=sampling,
+            pooling_params=pooling,
+            arrival_time=self._arrival,
+            lora_request=None,
+            # A placeholder must never be found in the prefix cache; its plan brings its own salt.
+            cache_salt=submit.uid if submit.waits_for is not None else None,
+            data_parallel_rank=None,
+            external_req_id=submit.uid,
+            priority=submit.priority,
+        )
+
+    def abort(self, uids: list[str]) -> None:
+        self._client.abort_requests(uids)
+
+    def reset_prefix_cache(self) -> None:
+        """Forget cached blocks; their contents are gone after a sleep."""
+        self._client.reset_prefix_cache()
+
+    def call_workers(self, method: str, *args: object) -> list[Any]:
+        """Call a worker's method on every rank; one answer per rank."""
+        return self._client.collective_rpc(method, args=args)
+
+    def shutdown(self) -> None:
+        self._client.shutdown()
+
+
+def _with_args(submit: Submit) -> Mapping[str, Any]:
+    """Sampling parameters; the request's own parameters are visible to logits processors."""
+    sampling = dict(submit.sampling)
+    if submit.params:
+        extra = dict(sampling.get("extra_args") or {})
+        sampling["extra_args"] = {**submit.params, **extra}
+    return sampling

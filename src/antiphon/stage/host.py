@@ -1,0 +1,247 @@
+"""The host of a stage: takes commands, steps the engine, reports what each step brought.
+
+Not a loop: `serve` (loop.py) drives one or several hosts from one thread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+
+from antiphon.core.deadlines import effective_timeout
+from antiphon.errors import (
+    AntiphonError,
+    DuplicateRequestError,
+    ErrorInfo,
+    StageStepError,
+)
+from antiphon.stage.engine import StageEngine
+from antiphon.stage.messages import (
+    Abort,
+    Aborted,
+    Acknowledged,
+    Command,
+    Deliver,
+    Discard,
+    Event,
+    Inspect,
+    Inspection,
+    Output,
+    Ready,
+    Sleep,
+    Starting,
+    Step,
+    Stop,
+    Stopped,
+    Submit,
+    Tensor,
+    Wake,
+)
+from antiphon.stage.spec import StageSpec
+
+Frames = list[memoryview]
+Send = Callable[[Event, Frames], None]
+
+
+class StageHost:
+    """One stage. Every method runs on the thread that built it."""
+
+    def __init__(self, spec: StageSpec, send: Send) -> None:
+        self.spec = spec
+        self._send = send
+        self._aborts: list[Abort] = []
+        self._held: list[Submit] = []  # arrived while the stage sleeps
+        self._sleeping = False
+        self._steps = 0
+        self.stopped = False
+        started = time.monotonic()
+        send(Starting("loading the model"), [])
+        self._engine = StageEngine(spec)
+        self._scheduler = self._engine.scheduler
+        config = self._engine.config
+        send(
+            Ready(
+                max_model_len=config.model_config.max_model_len,
+                num_blocks=self._engine.num_blocks,
+                block_size=config.cache_config.block_size,
+                start_seconds=time.monotonic() - started,
+                vllm_version=_vllm_version(),
+            ),
+            [],
+        )
+
+    # --- what the loop asks -------------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        return not self.stopped and self._engine.has_work
+
+    def next_due(self) -> float | None:
+        """time.monotonic() at which a deadline expires, if any is running."""
+        return None if self.stopped else self._scheduler.next_due()
+
+    def handle(self, command: Command) -> None:
+        """Carry out one command. Errors go back as events, never up."""
+        match command:
+            case Submit():
+                self._submit(command)
+            case Deliver():
+                for uid, ref in command.items:
+                    self._scheduler.deliver(uid, ref)
+            case Discard():
+                self._scheduler.coordinator.discard(command.keys)
+            case Abort():
+                self._abort(command)
+            case Sleep() | Wake():
+                self._change_sleep(command)
+            case Inspect():
+                self._send(self._inspect(command), [])
+            case Stop():
+                self.stop()
+
+    def step(self) -> None:
+        """One engine step. What the model raises ends the step's requests and no others."""
+        try:
+            outputs = self._engine.step().outputs
+        except Exception as error:  # noqa: BLE001  isolation boundary around foreign model code
+            outputs = []
+            message = " ".join(str(error).split()) or "no message"
+            failure = StageStepError(
+                f"stage '{self.spec.name}' failed in a step: {type(error).__name__}: {message}"
+            )
+            self._scheduler.fail_requests(self._scheduler.in_flight(), failure)
+        self._steps += 1
+        self._report(outputs)
+        if self._aborts:
+            self._acknowledge_aborts()
+
+    def expire(self) -> None:
+        """A deadline is due although there is no work: a step delivers its error."""
+        self.step()
+
+    def stop(self) -> None:
+        if not self.stopped:
+            self.stopped = True
+            self._engine.shutdown()
+            self._send(Stopped(), [])
+
+    # --- parts --------------------------------------------------------------------------------
+
+    def _submit(self, submit: Submit) -> None:
+        if self._sleeping:
+            self._held.append(submit)
+            return
+        coordinator = self._scheduler.coordinator
+        try:
+            if submit.uid in self._scheduler.requests:
+                raise DuplicateRequestError(f"request {submit.uid} is still running")
+            if error := self._scheduler.prompt_error(len(submit.token_ids)):
+                raise error
+            coordinator.expect(
+                submit.uid,
+                waits_for=submit.waits_for,
+                timeout_s=effective_timeout(self.spec.input_wait_timeout_s, submit.wait_timeout_s),
+                edges=submit.edges,
+                params=submit.params,
+                num_prompt_tokens=len(submit.token_ids),
+            )
+            try:
+                self._engine.add(submit)
+            except AntiphonError:
+                coordinator.forget(submit.uid)
+                raise
+        except AntiphonError as error:
+            failed = Output(submit.uid, finish="error", error=error.to_wire())
+            self._send(Step([failed], []), [])
+
+    def _abort(self, command: Abort) -> None:
+        self._held = [s for s in self._held if s.uid not in command.uids]
+        self._engine.abort(command.uids)
+        self._aborts.append(command)
+        if not self._engine.has_work:
+            self._acknowledge_aborts()
+
+    def _acknowledge_aborts(self) -> None:
+        """Aborted requests are gone from scheduler and worker once a step has told the worker."""
+        waiting = []
+        for command in self._aborts:
+            if self._scheduler.finished_req_ids.isdisjoint(command.uids) and not any(
+                uid in self._scheduler.requests for uid in command.uids
+            ):
+                self._send(Aborted(command.uids, command.token), [])
+            else:
+                waiting.append(command)
+        self._aborts = waiting
+
+    def _report(self, engine_outputs: list) -> None:  # type: ignore[type-arg]
+        events = self._scheduler.coordinator.take_events()
+        frames: Frames = []
+        outputs = []
+        for out in engine_outputs:
+            tensor = None if out.pooling_output is None else _pack(out.pooling_output, frames)
+            finish = None if out.finish_reason is None else str(out.finish_reason)
+            error = events.errors.pop(out.request_id, None)
+            outputs.append(
+                Output(
+                    out.request_id, list(out.new_token_ids), tensor, finish, out.stop_reason, error
+                )
+            )
+        for uid, info in events.errors.items():  # the request itself had ended before
+            outputs.append(Output(uid, finish="error", error=info))
+        if outputs or events.refs:
+            self._send(Step(outputs, events.refs), frames)
+
+    def _change_sleep(self, command: Sleep | Wake) -> None:
+        freed, error = 0, None
+        try:
+            if isinstance(command, Sleep):
+                freed = sum(self._engine.call_workers("stage_sleep", command.level))
+                self._engine.reset_prefix_cache()
+                self._sleeping = True
+            else:
+                self._engine.call_workers("stage_wake", command.tags)
+                self._sleeping = False
+        except (RuntimeError, ValueError, AssertionError) as failure:
+            error = ErrorInfo("stage", f"{type(failure).__name__}: {failure}")
+        self._send(Acknowledged(command.token, freed, error), [])
+        if not self._sleeping:
+            held, self._held = self._held, []
+            for submit in held:
+                self._submit(submit)
+
+    def _inspect(self, command: Inspect) -> Inspection:
+        error = None
+        held = {"requests": 0, "io": 0, "connector_entries": 0}
+        try:
+            self._scheduler.check_integrity()
+            held = self._engine.call_workers("stage_inspect")[0]
+        except AssertionError as failure:
+            error = ErrorInfo("integrity", str(failure))
+        return Inspection(
+            token=command.token,
+            requests=len(self._scheduler.requests),
+            gated=len(self._scheduler.coordinator.gate),
+            free_blocks=self._engine.num_free_blocks,
+            total_blocks=self._engine.num_blocks,
+            worker_requests=held["requests"] + held["io"],
+            connector_entries=held["connector_entries"],
+            steps=self._steps,
+            error=error,
+        )
+
+
+def _pack(tensor: torch.Tensor, frames: Frames) -> Tensor:
+    """Append the tensor's bytes as a frame; dtypes that numpy lacks leave as float32."""
+    if tensor.dtype is torch.bfloat16:
+        tensor = tensor.float()
+    array = tensor.detach().cpu().contiguous().numpy()
+    frames.append(memoryview(array).cast("B"))
+    return Tensor(str(array.dtype), tuple(array.shape), len(frames) - 1)
+
+
+def _vllm_version() -> str:
+    import vllm
+
+    return str(vllm.__version__)

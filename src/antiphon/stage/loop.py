@@ -1,0 +1,55 @@
+"""Drives one or several stage hosts from one thread.
+
+A process of its own serves one host; in-process pipelines serve all of theirs from one thread,
+because vLLM keeps process-wide state during a step. The loop sleeps in the inbox while no engine
+has work; only a command or a due deadline wakes it.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Mapping
+
+from antiphon.stage.host import StageHost
+from antiphon.stage.messages import Command
+
+Inbox = queue.SimpleQueue[tuple[str, Command]]
+
+
+def serve(hosts: Mapping[str, StageHost], inbox: Inbox) -> None:
+    """Run until every host has been stopped."""
+    while not all(host.stopped for host in hosts.values()):
+        _take_commands(hosts, inbox)
+        for host in hosts.values():
+            if host.has_work:
+                host.step()
+            elif _due(host):
+                host.expire()
+
+
+def _take_commands(hosts: Mapping[str, StageHost], inbox: Inbox) -> None:
+    """Handle what has arrived; wait for a command first when there is nothing else to do."""
+    idle = not any(host.has_work for host in hosts.values())
+    timeout = _patience(hosts) if idle else 0.0
+    try:
+        if timeout is not None and timeout <= 0.0:
+            name, command = inbox.get_nowait()
+        else:
+            name, command = inbox.get(timeout=timeout)
+        while True:
+            hosts[name].handle(command)
+            name, command = inbox.get_nowait()
+    except queue.Empty:
+        return
+
+
+def _patience(hosts: Mapping[str, StageHost]) -> float | None:
+    """Seconds until the earliest deadline; None: wait for a command."""
+    dues = [due for host in hosts.values() if (due := host.next_due()) is not None]
+    return max(0.0, min(dues) - time.monotonic()) if dues else None
+
+
+def _due(host: StageHost) -> bool:
+    due = host.next_due()
+    return due is not None and due <= time.monotonic()

@@ -1,0 +1,73 @@
+"""Main module of a stage's own process: `python -m antiphon.stage.process FD`.
+
+The orchestrator passes one end of a socket pair. When that end closes, for whatever reason, the
+orchestrator is gone and so is this process: no stage outlives its pipeline.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+
+from antiphon.errors import AntiphonError, ErrorInfo
+from antiphon.stage.messages import Command, Event, Failed, Starting
+from antiphon.stage.spec import StageSpec
+from antiphon.stage.wire import Channel
+
+
+def main() -> None:
+    """Serve one stage until it is stopped or the orchestrator is gone."""
+    # A terminal's Ctrl-C goes to the orchestrator, which stops its stages in order.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    connection: Connection[object, object] = Connection(int(sys.argv[1]))
+    spec = msgspec_decode(connection.recv_bytes())
+    channel: Channel[Command] = Channel(connection, Command)
+    # Nothing may hold up the news that the orchestrator is gone: listen before anything is loaded.
+    try:
+        _serve(spec, channel)
+    except AntiphonError as error:
+        channel.send(Failed(error.to_wire()))
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        channel.send(Failed(ErrorInfo("stage_start", f"{type(error).__name__}: {reason}")))
+        raise
+
+
+def msgspec_decode(raw: bytes) -> StageSpec:
+    """The stage's spec, the first message."""
+    import msgspec
+
+    return msgspec.msgpack.decode(raw, type=StageSpec)
+
+
+def _serve(spec: StageSpec, channel: Channel[Command]) -> None:
+    import queue
+
+    inbox: queue.SimpleQueue[tuple[str, Command]] = queue.SimpleQueue()
+
+    def listen() -> None:
+        try:
+            while True:
+                command, _ = channel.receive()
+                inbox.put((spec.name, command))
+        except (EOFError, OSError):
+            os._exit(0)  # the orchestrator is gone; its run's leftovers are reclaimed by run token
+
+    threading.Thread(target=listen, daemon=True, name="listen").start()
+    channel.send(Starting("importing vLLM"))
+
+    def send(event: Event, frames: Sequence[memoryview]) -> None:
+        channel.send(event, frames)
+
+    from antiphon.stage.host import StageHost
+    from antiphon.stage.loop import serve
+
+    serve({spec.name: StageHost(spec, send)}, inbox)
+
+
+if __name__ == "__main__":
+    main()

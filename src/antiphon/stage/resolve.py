@@ -1,0 +1,179 @@
+"""From topology and filled deployment to what each stage needs to start.
+
+Imports neither vllm nor torch: classes are named, not imported, and the checkpoint's folder comes
+from the topology's own `model` function.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from antiphon.core.options import ConnectorSpec, InEdge, OutEdge
+from antiphon.errors import TopologyError
+from antiphon.pipeline.deployment import Deployment, StageDeployment, parse_bytes
+from antiphon.pipeline.topology import Stage, StageKind, Topology
+from antiphon.stage.spec import StageSpec
+
+Progress = Callable[[str, str], None]  # (stage, what it is doing)
+
+# One worker needs no process of its own. The qualified name, because vLLM turns the short one into
+# a worker process on CPU.
+_ONE_WORKER = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+
+# (kind, async scheduling) → class, as vLLM wants it: "module.Class".
+SCHEDULERS = {
+    (StageKind.AR, False): "antiphon.sched.ar.ARScheduler",
+    (StageKind.AR, True): "antiphon.sched.ar.AsyncARScheduler",
+    (StageKind.GENERATION, False): "antiphon.sched.generation.GenerationScheduler",
+}
+
+# (device, kind) → class.
+WORKERS = {
+    ("cpu", StageKind.AR): "antiphon.worker.cpu.ARWorker",
+    ("cpu", StageKind.GENERATION): "antiphon.worker.cpu.GenerationWorker",
+    ("cuda", StageKind.AR): "antiphon.worker.cuda.ARWorker",
+    ("cuda", StageKind.GENERATION): "antiphon.worker.cuda.GenerationWorker",
+}
+
+
+def stages_wanted(
+    topology: Topology,
+    entries: Iterable[str] | None = None,
+    modalities: Iterable[str] | None = None,
+) -> tuple[Stage, ...]:
+    """The stages that these entries and modalities need, in the topology's order.
+
+    None is all of them. Raises InvalidRequestError for an unknown entry or modality.
+    """
+    wanted = None if modalities is None else tuple(modalities)
+    names: set[str] = set()
+    for entry in [e.name for e in topology.entries] if entries is None else entries:
+        possible = topology.outputs_from(entry)
+        path = topology.path_from(entry, possible if wanted is None else wanted)
+        names |= {stage.name for stage in path}
+    return tuple(stage for stage in topology.stages if stage.name in names)
+
+
+def resolve_stages(
+    topology: Topology,
+    deployment: Deployment,
+    *,
+    run: str,
+    entries: Iterable[str] | None = None,
+    modalities: Iterable[str] | None = None,
+    on_progress: Progress | None = None,
+) -> dict[str, StageSpec]:
+    """Everything that each wanted stage needs to start, by name; gets the models if need be.
+
+    `deployment` comes from `fill_defaults`, `run` is the random token of this run. Blocks while
+    models are fetched. Raises ModelUnavailableError from the topology's model functions, and
+    TopologyError if one is not there or does not return a folder.
+    """
+    stages = stages_wanted(topology, entries, modalities)
+    names = {stage.name for stage in stages}
+    connector = ConnectorSpec(
+        kind=deployment.connector, run=run, max_bytes=parse_bytes(deployment.connector_bytes)
+    )
+    specs = {}
+    for stage in stages:
+        settings = deployment.stages[stage.name]
+        edge = topology.edge_into(stage.name)
+        given = [] if edge is None or edge.producer not in names else [edge]
+        taken = [edge for edge in topology.edges_from(stage.name) if edge.consumer in names]
+        specs[stage.name] = StageSpec(
+            name=stage.name,
+            kind=stage.kind,
+            model=str(model_folder(stage, on_progress)),
+            engine_args=engine_args(stage, settings),
+            connector=connector,
+            inputs=tuple(InEdge(e.name, e.input_adapter, dict(e.options)) for e in given),
+            outputs=tuple(OutEdge(e.name, e.output_adapter, dict(e.options)) for e in taken),
+            input_wait_timeout_s=_filled(settings.input_wait_timeout_s),
+            atomic_inputs=stage.atomic_inputs,
+            threads=_filled(settings.threads),
+            environment=stage_environment(settings, deployment.log_level),
+        )
+    return specs
+
+
+def model_folder(stage: Stage, on_progress: Progress | None = None) -> Path:
+    """The folder of the stage's checkpoint, fetched by the topology's function if need be."""
+    module_name, _, attribute = stage.model.partition(":")
+    try:
+        source = vars(importlib.import_module(module_name))[attribute]
+    except (ImportError, KeyError) as error:
+        raise TopologyError(
+            f"model of stage {stage.name} is {stage.model!r}, which cannot be imported: {error}"
+        ) from error
+
+    def progress(phase: str, fraction: float | None = None) -> None:
+        if on_progress is not None:
+            share = "" if fraction is None else f" {fraction:.0%}"
+            on_progress(stage.name, f"{phase}{share}")
+
+    folder = source(progress)
+    if not isinstance(folder, Path):
+        raise TopologyError(
+            f"{stage.model} returned a {type(folder).__name__} for stage {stage.name};"
+            " it has to return the checkpoint's folder as a pathlib.Path"
+        )
+    return folder
+
+
+def engine_args(stage: Stage, settings: StageDeployment) -> dict[str, Any]:
+    """Keyword arguments of vLLM's EngineArgs, all but the model's path; plain data."""
+    overlap = _filled(settings.async_scheduling)
+    args: dict[str, Any] = {
+        "dtype": settings.dtype,
+        "max_model_len": settings.max_model_len,
+        "max_num_seqs": settings.max_num_seqs,
+        "max_num_batched_tokens": settings.max_num_batched_tokens,
+        "kv_cache_memory_bytes": settings.kv_cache_bytes,
+        "async_scheduling": overlap,
+        "seed": settings.seed,
+        "skip_tokenizer_init": True,  # stages are given token ids and return them
+        "disable_log_stats": True,
+        "enforce_eager": settings.device == "cpu",
+    }
+    if stage.kind is StageKind.GENERATION:
+        args |= {"runner": "pooling", "enable_prefix_caching": False}
+    args |= settings.engine_args
+    args |= {
+        "scheduler_cls": SCHEDULERS[stage.kind, overlap],
+        "worker_cls": WORKERS[settings.device, stage.kind],
+    }
+    ranks = args.get("tensor_parallel_size", 1) * args.get("pipeline_parallel_size", 1)
+    if ranks == 1:
+        args.setdefault("distributed_executor_backend", _ONE_WORKER)
+    return args
+
+
+def stage_environment(settings: StageDeployment, log_level: str) -> dict[str, str]:
+    """What a stage's process needs in its environment; never written into the caller's own."""
+    threads = str(settings.threads)
+    environment = {
+        "OMP_NUM_THREADS": threads,
+        "MKL_NUM_THREADS": threads,
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",  # models are folders by now; nothing may look elsewhere
+        "TRANSFORMERS_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_USE_V2_MODEL_RUNNER": "0",  # the workers extend the v1 runner
+        "VLLM_LOGGING_LEVEL": log_level.upper(),
+    }
+    if settings.device == "cpu":
+        # Automatic binding is decided per process and puts every stage on the first core.
+        environment["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+    return environment
+
+
+T = TypeVar("T")
+
+
+def _filled(value: T | None) -> T:
+    if value is None:
+        raise ValueError("the deployment is not resolved; pass it through fill_defaults first")
+    return value

@@ -1,0 +1,44 @@
+"""Frames over a connected pair of sockets: one message and the raw tensors beside it.
+
+Framing is `multiprocessing.connection`'s; messages are msgpack. Nothing is pickled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from typing import Generic, TypeVar
+
+import msgspec
+
+Message = TypeVar("Message")
+_COUNT = 4  # bytes of the frame count in front of a message
+
+
+class Channel(Generic[Message]):
+    """One end: encodes anything, decodes `incoming`. One thread may send while another receives."""
+
+    def __init__(self, connection: Connection[object, object], incoming: object) -> None:
+        self._connection = connection
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(incoming)
+
+    def send(self, message: object, frames: Sequence[memoryview] = ()) -> None:
+        """Blocks while the other end does not read. Raises OSError when it is gone."""
+        head = len(frames).to_bytes(_COUNT, "little") + self._encoder.encode(message)
+        self._connection.send_bytes(head)
+        for frame in frames:
+            self._connection.send_bytes(frame)
+
+    def receive(self) -> tuple[Message, list[bytes]]:
+        """Blocks until a message is complete.
+
+        Raises EOFError or OSError when the other end is gone.
+        """
+        head = self._connection.recv_bytes()
+        count = int.from_bytes(head[:_COUNT], "little")
+        frames = [self._connection.recv_bytes() for _ in range(count)]
+        return self._decoder.decode(head[_COUNT:]), frames
+
+    def close(self) -> None:
+        self._connection.close()

@@ -1,0 +1,58 @@
+"""Seam: what travels between scheduler and worker beside upstream's own fields.
+
+Reason: `SchedulerOutput` and `ModelRunnerOutput` are plain dataclasses that executors move by
+reference or pickle, so a subclass with one more field crosses unharmed. Built from `vars(base)`, it
+follows every field that upstream adds. Fallback: none needed while both stay dataclasses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
+
+from antiphon.core.tickets import StageNews, StageWork
+
+
+@dataclass
+class StageSchedulerOutput(SchedulerOutput):
+    """A scheduler output with orders for the stage's input and output."""
+
+    stage_work: StageWork = field(default_factory=StageWork)
+
+
+@dataclass
+class StageRunnerOutput(ModelRunnerOutput):
+    """A runner output with the answers to such orders."""
+
+    stage_news: StageNews = field(default_factory=StageNews)
+
+
+def with_work(base: SchedulerOutput, work: StageWork) -> SchedulerOutput:
+    """`base` carrying `work`; `base` itself when there is none."""
+    return StageSchedulerOutput(**vars(base), stage_work=work) if work else base
+
+
+def work_of(output: SchedulerOutput) -> StageWork | None:
+    return output.stage_work if isinstance(output, StageSchedulerOutput) else None
+
+
+def with_news(base: ModelRunnerOutput, news: StageNews) -> ModelRunnerOutput:
+    """`base` carrying `news`. Upstream's shared empty output is never written to."""
+    return StageRunnerOutput(**vars(base), stage_news=news) if news else base
+
+
+def news_of(output: ModelRunnerOutput) -> StageNews | None:
+    return output.stage_news if isinstance(output, StageRunnerOutput) else None
+
+
+class NewsOnArrival(AsyncModelRunnerOutput):
+    """Adds `news` to an output that is still being copied to the host."""
+
+    def __init__(self, inner: AsyncModelRunnerOutput, news: StageNews) -> None:
+        self._inner = inner
+        self._news = news
+
+    def get_output(self) -> ModelRunnerOutput:
+        return with_news(self._inner.get_output(), self._news)

@@ -1,0 +1,81 @@
+"""From a step's device tensors to rows of the requests that want them.
+
+The inputs (offsets, positions, ids) are read on the main thread before the next step reuses them;
+the wanted rows are packed into one copy per tensor. Nothing live is read afterwards: whoever needs
+the rows waits for the copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from antiphon.payload.ref import Layout
+from antiphon.payload.types import Field
+from antiphon.worker.device import DeviceOps, HostCopy
+from antiphon.worker.rows import CopiedRows, PendingRows, RowLog
+from antiphon.worker.side_outputs import check_rows
+
+
+@dataclass(frozen=True, slots=True)
+class StepRow:
+    """One wanting request of the step: its place in the batch and in the token rows."""
+
+    log: RowLog
+    index: int  # row of the batch
+    start: int  # first token row
+    stop: int
+    first_position: int
+
+
+def materialise(
+    ops: DeviceOps,
+    wanted: Sequence[StepRow],
+    hidden: torch.Tensor,
+    side: Mapping[str, Field],
+    num_requests: int,
+) -> None:
+    """Append this step's rows to each wanting request's log.
+
+    `hidden` is [num_tokens (padded), hidden]. Raises PayloadError if a side output has a wrong
+    length; then no log has been touched.
+    """
+    for name, field in side.items():
+        check_rows(name, field, len(hidden), num_requests)
+    # [num_wanted_tokens]
+    rows = torch.cat([torch.arange(w.start, w.stop) for w in wanted]).to(hidden.device)
+    indices = torch.tensor([w.index for w in wanted]).to(hidden.device)
+    packed_hidden = ops.snapshot(hidden[rows])
+    packed_side = {name: _pack(ops, field, rows, indices) for name, field in side.items()}
+    offset = 0
+    for order, want in enumerate(wanted):
+        count = want.stop - want.start
+        sides = {
+            name: (field.layout, _part(field.layout, packed_side[name], offset, count, order))
+            for name, field in side.items()
+        }
+        hidden_rows = CopiedRows(packed_hidden, offset, offset + count)
+        want.log.append(PendingRows(want.first_position, count, hidden_rows, sides))
+        offset += count
+
+
+def _pack(ops: DeviceOps, field: Field, rows: torch.Tensor, indices: torch.Tensor) -> HostCopy:
+    match field.layout:
+        case Layout.PER_TOKEN:
+            return ops.snapshot(field.tensor[rows])
+        case Layout.PER_REQUEST:
+            return ops.snapshot(field.tensor[indices])
+        case Layout.SHARED:
+            return ops.snapshot(field.tensor)
+
+
+def _part(layout: Layout, packed: HostCopy, offset: int, count: int, order: int) -> CopiedRows:
+    match layout:
+        case Layout.PER_TOKEN:
+            return CopiedRows(packed, offset, offset + count)
+        case Layout.PER_REQUEST:
+            return CopiedRows(packed, order, order + 1)
+        case Layout.SHARED:
+            return CopiedRows(packed, 0, 1 << 62)

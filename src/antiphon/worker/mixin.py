@@ -1,0 +1,44 @@
+"""What a stage's worker adds to upstream's: memory given back and taken, and checks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from antiphon.worker.runner import StageRunnerMixin
+
+
+class StageWorkerMixin:
+    """Called on every rank through vLLM's collective RPC; each answer is one rank's."""
+
+    model_runner: StageRunnerMixin
+
+    def stage_sleep(self, level: int) -> int:
+        """Give memory back at `level` (1: weights to host, 2: weights dropped). Bytes freed."""
+        ops = self.model_runner._ops
+        before = ops.free_bytes()
+        self.sleep(level)  # type: ignore[attr-defined]
+        return max(0, ops.free_bytes() - before)
+
+    def stage_wake(self, tags: list[str] | None) -> int:
+        """Undo `stage_sleep`. Bytes taken."""
+        ops = self.model_runner._ops
+        before = ops.free_bytes()
+        self.wake_up(tags)  # type: ignore[attr-defined]
+        return max(0, before - ops.free_bytes())
+
+    def stage_inspect(self) -> dict[str, int]:
+        """Check the worker's stores; counts of what they hold. Raises AssertionError."""
+        runner = self.model_runner
+        held = {"requests": len(runner.requests), "io": 0, "connector_entries": 0}
+        if runner.io is not None:
+            runner.io.check_integrity()
+            held["io"] = len(runner.io)
+            held["connector_entries"] = runner.io.connector.statistics().entries
+        return held
+
+    def shutdown(self) -> None:
+        """Release what the connector still holds, then upstream's own."""
+        runner: Any = self.model_runner
+        if runner is not None and runner.io is not None:
+            runner.io.connector.close()
+        super().shutdown()  # type: ignore[misc]

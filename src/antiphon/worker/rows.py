@@ -1,0 +1,89 @@
+"""Rows of one request on their way from the model to its output adapters.
+
+A step's rows are released once the scheduler has accepted the tokens they belong to. So a position
+that was computed ahead of a stop, or again after a preemption, never reaches an adapter twice or at
+all; synchronous and asynchronous scheduling give the same rows.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from antiphon.payload.adapters import StepRows
+from antiphon.payload.ref import Layout
+from antiphon.worker.device import HostCopy
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedRows:
+    """Rows [start, stop) of a packed copy that serves all requests of a step."""
+
+    packed: HostCopy
+    start: int
+    stop: int
+
+    def wait(self) -> torch.Tensor:
+        return self.packed.wait()[self.start : self.stop]
+
+
+@dataclass(frozen=True, slots=True)
+class PendingRows:
+    """One step's tensors of the request, still being copied."""
+
+    first: int  # position of the first row
+    count: int
+    hidden: CopiedRows | None  # [count, hidden]
+    side: Mapping[str, tuple[Layout, CopiedRows]]
+
+
+class RowLog:
+    """Appended by the step, drained by accepted tokens; both in step order."""
+
+    def __init__(self) -> None:
+        self._pending: deque[PendingRows] = deque()
+        self._next = 0  # first position that no adapter has seen
+        self._shared_sent: set[str] = set()
+
+    def append(self, rows: PendingRows) -> None:
+        """Rows of a step; positions seen before (a replay after preemption) are cut off later."""
+        self._pending.append(rows)
+
+    def confirm(self, num_positions: int) -> list[StepRows]:
+        """Rows of positions below `num_positions` that no adapter has seen, in order.
+
+        Raises AssertionError if a position is missing: a step's rows were lost.
+        """
+        released: list[StepRows] = []
+        while self._pending and self._next < num_positions:
+            rows = self._pending[0]
+            end = rows.first + rows.count
+            stop = min(end, num_positions)
+            if rows.first > self._next:
+                raise AssertionError(f"rows of position {self._next} are missing")
+            if stop > self._next:
+                released.append(self._cut(rows, self._next, stop))
+                self._next = stop
+            if stop < end:
+                break  # the rest belongs to tokens that are not accepted yet
+            self._pending.popleft()
+        return released
+
+    def _cut(self, rows: PendingRows, start: int, stop: int) -> StepRows:
+        part = slice(start - rows.first, stop - rows.first)
+        hidden = None if rows.hidden is None else rows.hidden.wait()[part]
+        side: dict[str, torch.Tensor] = {}
+        for name, (layout, copy) in rows.side.items():
+            match layout:
+                case Layout.PER_TOKEN:
+                    side[name] = copy.wait()[part]
+                case Layout.PER_REQUEST:
+                    side[name] = copy.wait()
+                case Layout.SHARED:
+                    if name not in self._shared_sent:
+                        self._shared_sent.add(name)
+                        side[name] = copy.wait()
+        return StepRows(start, hidden, side)

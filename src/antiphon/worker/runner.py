@@ -1,0 +1,121 @@
+"""The seam between upstream's v1 model runner and the stage: overrides that call `super()`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from vllm.config import VllmConfig
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
+from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+from antiphon.connector.registry import make_connector
+from antiphon.core.options import StageOptions
+from antiphon.errors import PayloadError
+from antiphon.upstream.envelopes import NewsOnArrival, with_news, work_of
+from antiphon.worker.device import ops_for
+from antiphon.worker.materialise import StepRow, materialise
+from antiphon.worker.side_outputs import OutputTap
+from antiphon.worker.stage_io import StageIO
+
+
+class StageRunnerMixin(GPUModelRunner):
+    """Carries out a stage's orders around upstream's steps, and collects what edges want.
+
+    Works for both runners: vLLM's CPU runner is a subclass of its GPU runner.
+    """
+
+    io: StageIO | None = None
+
+    def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
+        super().__init__(vllm_config, device)
+        self._ops = ops_for(device)
+        self._tap: OutputTap | None = None
+        options = StageOptions.from_config(vllm_config.additional_config)
+        # One rank speaks for the stage; its tensor-parallel peers compute the same.
+        if options is not None and vllm_config.parallel_config.rank == 0:
+            spec = options.connector
+            connector = make_connector(spec.kind, spec.run, spec.max_bytes)
+            self.io = StageIO(options, vllm_config.model_config.model, connector)
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        super().load_model(*args, **kwargs)
+        if self.io is not None and self.io.side_outputs:
+            self._tap = OutputTap(self.model)
+            self.model = self._tap
+
+    def get_model(self) -> Any:
+        return super().get_model() if self._tap is None else self._tap.model
+
+    # --- per request --------------------------------------------------------------------------
+
+    def _update_states(self, scheduler_output: SchedulerOutput) -> Any:
+        if self.io is not None:
+            for new in scheduler_output.scheduled_new_reqs:
+                rows = self.io.prompt_rows(new.req_id)
+                if rows is not None:
+                    new.prompt_embeds = rows.to(self.dtype)
+                    new.prompt_token_ids = None
+        return super()._update_states(scheduler_output)
+
+    def _on_request_state_removed(self, req_id: str, req_state: Any) -> None:
+        super()._on_request_state_removed(req_id, req_state)
+        if self.io is not None:
+            self.io.removed(req_id)
+
+    # --- the step -----------------------------------------------------------------------------
+
+    def execute_model(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
+        if self.io is not None and (work := work_of(scheduler_output)) is not None:
+            self.io.execute(work)
+        return self._with_news(super().execute_model(scheduler_output, *args, **kwargs))
+
+    def sample_tokens(self, grammar_output: Any) -> Any:
+        try:
+            if self.io is not None and self.io.wants_rows and self.execute_model_state is not None:
+                self._collect_rows(self.execute_model_state)
+            return self._with_news(super().sample_tokens(grammar_output))
+        except BaseException:
+            # The host ends the step's requests and goes on: leave no half-finished step behind.
+            self.execute_model_state = None
+            raise
+
+    def _with_news(self, output: Any) -> Any:
+        if self.io is None or output is None:
+            return output  # None: `sample_tokens` follows and brings the news
+        if isinstance(output, AsyncModelRunnerOutput):
+            news = self.io.take_news()
+            return NewsOnArrival(output, news) if news else output
+        if isinstance(output, ModelRunnerOutput):
+            return with_news(output, self.io.take_news())
+        return output  # intermediate tensors of a pipeline-parallel rank
+
+    def _collect_rows(self, state: Any) -> None:
+        """Copy what live requests want before upstream's bookkeeping moves positions on."""
+        io, batch = self.io, self.input_batch
+        assert io is not None  # noqa: S101  the caller checked
+        offsets = self.query_start_loc.np
+        wanted = []
+        for index, uid in enumerate(batch.req_ids):
+            if (log := io.row_log(uid)) is not None:
+                start, stop = int(offsets[index]), int(offsets[index + 1])
+                position = int(batch.num_computed_tokens_cpu[index])
+                wanted.append(StepRow(log, index, start, stop, position))
+        if not wanted:
+            return
+        side = {} if self._tap is None else self._tap.take()
+        try:
+            materialise(self._ops, wanted, state.hidden_states, side, len(batch.req_ids))
+        except PayloadError as error:
+            for want in wanted:
+                io.fail(batch.req_ids[want.index], error)
+
+
+class CpuStageRunner(StageRunnerMixin, CPUModelRunner):
+    """The runner on CPU."""
+
+
+class CudaStageRunner(StageRunnerMixin, GPUModelRunner):
+    """The runner on CUDA."""

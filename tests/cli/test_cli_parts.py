@@ -1,0 +1,148 @@
+"""The command line's small parts: signals, lines, files, tables, progress."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import signal
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from antiphon.cli import signals
+from antiphon.cli.lines import LineReader
+from antiphon.cli.progress import StageProgress
+from antiphon.cli.table import timings_table
+from antiphon.orchestrator.api import StageTiming, Timings
+
+
+@pytest.mark.parametrize("number", signals.STOPPING)
+def test_signal_waits_for_the_clean_up(number: signal.Signals) -> None:
+    """A second signal does not cut the clean-up short."""
+    seen: list[str] = []
+
+    async def work() -> None:
+        try:
+            os.kill(os.getpid(), number)
+            await asyncio.Event().wait()
+        finally:
+            os.kill(os.getpid(), number)
+            for _ in range(5):  # turns of the loop in which the second signal is handled
+                await asyncio.sleep(0)
+            seen.append("clean")
+
+    with signals.interruptible(), pytest.raises(signals.Interrupted) as caught:
+        signals.run(work)
+    assert seen == ["clean"]
+    assert caught.value.exit_code == 128 + number
+
+
+def test_signal_outside_the_loop() -> None:
+    with signals.interruptible(), pytest.raises(signals.Interrupted):
+        signal.raise_signal(signal.SIGTERM)
+
+
+def test_handlers_are_put_back() -> None:
+    before = [signal.getsignal(number) for number in signals.STOPPING]
+
+    async def work() -> int:
+        return 7
+
+    with signals.interruptible():
+        assert signals.run(work) == 7
+    assert [signal.getsignal(number) for number in signals.STOPPING] == before
+
+
+def test_cancellation_without_a_signal_is_no_interrupt() -> None:
+    async def work() -> None:
+        raise asyncio.CancelledError
+
+    with signals.interruptible(), pytest.raises(asyncio.CancelledError):
+        signals.run(work)
+
+
+async def lines_of(descriptor: int) -> AsyncIterator[str]:
+    reader = LineReader(descriptor)
+    while (line := await reader.line()) is not None:
+        yield line
+
+
+@given(st.text("ab é\n\r", max_size=30))
+def test_lines_from_a_pipe(text: str) -> None:
+    """What `str.split` on line ends gives, without blank lines."""
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb"), os.fdopen(writing, "wb") as end:
+        end.write(text.encode())
+        end.close()
+
+        async def collect() -> list[str]:
+            return [line async for line in lines_of(reading)]
+
+        assert asyncio.run(collect()) == [p.strip() for p in text.split("\n") if p.strip()]
+
+
+async def test_lines_from_a_file(tmp_path: Path) -> None:
+    """A file is no event source, and is read all the same."""
+    file = tmp_path / "lines"
+    file.write_text("one\n\n two \nthree")
+    with file.open("rb") as source:
+        assert [line async for line in lines_of(source.fileno())] == ["one", "two", "three"]
+
+
+async def test_waiting_for_a_line_can_be_cancelled() -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb"), os.fdopen(writing, "wb"):
+        waiting = asyncio.create_task(LineReader(reading).line())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert not asyncio.get_running_loop().remove_reader(reading)
+
+
+def test_table_of_timings() -> None:
+    timings = Timings(
+        total_s=2.0,
+        ttft_s=0.25,
+        ttfa_s=1.5,
+        audio_s=4.0,
+        stages={"thinker": StageTiming(queue_s=0.125, run_s=1.0, tokens=12)},
+    )
+    out = io.StringIO()
+    Console(file=out, width=100).print(timings_table(timings))
+    text = out.getvalue()
+    assert "TTFT 0.25 s   TTFA 1.50 s   RTF 0.50   total 2.00 s   audio 4.00 s" in text
+    row = [cell.strip() for cell in text.splitlines()[-2].strip("│ ").split("│")]
+    assert row == ["thinker", "0.12", "1.00", "0.25", "12"]
+
+
+def test_table_without_audio() -> None:
+    out = io.StringIO()
+    Console(file=out, width=100).print(timings_table(Timings(total_s=1.0, ttft_s=0.5)))
+    assert "TTFA - s   RTF -" not in out.getvalue()
+    assert "TTFT 0.50 s   total 1.00 s" in out.getvalue()
+
+
+def test_progress_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    """A line for each new phase, none for a repeat."""
+    with StageProgress(True) as progress:
+        for stage, phase in (("a", "loading"), ("b", "loading"), ("a", "loading"), ("a", "ready")):
+            thread = threading.Thread(target=progress, args=(stage, phase))
+            thread.start()
+            thread.join()
+    assert capsys.readouterr().err == "a: loading\nb: loading\na: ready\n"
+
+
+@pytest.mark.parametrize("show", [None, False])
+def test_no_progress_where_there_is_no_terminal(
+    show: bool | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with StageProgress(show) as progress:
+        progress("a", "loading")
+    assert capsys.readouterr() == ("", "")

@@ -1,0 +1,85 @@
+"""Filling a deployment: who wins, what the device decides, and the printed form."""
+
+from __future__ import annotations
+
+import msgspec.yaml
+import pytest
+from sample_pipeline import TOPOLOGY
+
+from antiphon.errors import DeploymentError, SettingError
+from antiphon.pipeline.defaults import fill_defaults
+from antiphon.pipeline.deployment import Deployment, StageDeployment, parse_deployment
+from antiphon.pipeline.printing import config_yaml
+
+VARIABLE = "ANTIPHON_INPUT_WAIT_TIMEOUT_S"
+
+
+def sample(**stages: StageDeployment) -> Deployment:
+    return Deployment(pipeline="sample", stages=stages)
+
+
+def test_small_defaults_on_a_cpu() -> None:
+    talker = fill_defaults(TOPOLOGY, sample(), device="cpu").stages["talker"]
+    assert (talker.device, talker.threads, talker.kv_cache_bytes) == ("cpu", 1, 64 << 20)
+
+
+def test_topology_goes_before_the_default() -> None:
+    thinker = fill_defaults(TOPOLOGY, sample(), device="cpu").stages["thinker"]
+    assert (thinker.dtype, thinker.max_model_len) == ("bfloat16", 1024)
+    assert thinker.engine_args == {"hf_overrides": {"depth": 2}}
+
+
+def test_deployment_goes_before_the_topology() -> None:
+    given = StageDeployment(max_model_len=256, engine_args={"hf_overrides": {}})
+    thinker = fill_defaults(TOPOLOGY, sample(thinker=given), device="cpu").stages["thinker"]
+    assert thinker.max_model_len == 256
+    assert thinker.engine_args == {"hf_overrides": {}}
+
+
+def test_timeout_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "30")
+    filled = fill_defaults(
+        TOPOLOGY, sample(talker=StageDeployment(input_wait_timeout_s=5)), device="cpu"
+    )
+    assert filled.stages["talker"].input_wait_timeout_s == 5
+    assert filled.stages["code2wav"].input_wait_timeout_s == 30
+
+
+def test_wrong_timeout_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "-1")
+    with pytest.raises(SettingError, match=VARIABLE):
+        fill_defaults(TOPOLOGY, sample(), device="cpu")
+
+
+@pytest.mark.parametrize(("in_process", "kind"), [(False, "shm"), (True, "inproc")])
+def test_connector_follows_the_processes(in_process: bool, kind: str) -> None:
+    given = Deployment(pipeline="sample", in_process=in_process)
+    assert fill_defaults(TOPOLOGY, given, device="cpu").connector == kind
+
+
+def test_steps_overlap_on_cuda_in_ar_stages_only() -> None:
+    stages = fill_defaults(TOPOLOGY, sample(), device="cuda").stages
+    assert {name: s.async_scheduling for name, s in stages.items()} == {
+        "thinker": True,
+        "talker": True,
+        "code2wav": False,
+    }
+
+
+def test_overlap_cannot_be_asked_of_a_cpu() -> None:
+    given = sample(talker=StageDeployment(device="cpu", async_scheduling=True))
+    with pytest.raises(DeploymentError, match=r"stages\.talker\.async_scheduling: .* on cpu"):
+        fill_defaults(TOPOLOGY, given, device="cuda")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_filling_twice_changes_nothing(device: str) -> None:
+    once = fill_defaults(TOPOLOGY, sample(), device=device)  # type: ignore[arg-type]
+    assert fill_defaults(TOPOLOGY, once, device="cpu") == once
+
+
+def test_printed_deployment_is_a_deployment_file() -> None:
+    filled = fill_defaults(TOPOLOGY, sample(), device="cpu")
+    printed = msgspec.yaml.decode(config_yaml(TOPOLOGY, filled))
+    assert parse_deployment(printed["deployment"]) == filled
+    assert [stage["name"] for stage in printed["topology"]["stages"]] == list(filled.stages)

