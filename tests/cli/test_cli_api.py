@@ -108,7 +108,7 @@ def test_file_mode_follows_the_umask(tmp_path: Path) -> None:
 def test_failed_write_leaves_nothing(tmp_path: Path) -> None:
     """A sample rate that the format cannot hold fails in the middle of the file."""
     (tmp_path / "x.wav").write_bytes(b"old")
-    with pytest.raises(Exception, match="ushort|argument|sampling rate"):
+    with pytest.raises(wave.Error):
         save_wav(tmp_path / "x.wav", np.zeros(4, np.float32), 0)
     assert [file.name for file in tmp_path.iterdir()] == ["x.wav"]
     assert (tmp_path / "x.wav").read_bytes() == b"old"

@@ -17,7 +17,7 @@ from antiphon.errors import InvalidRequestError
 from antiphon.pipeline.draw import draw
 from sample_pipeline import TOPOLOGY
 
-HEAVY = "sys.modules.keys() & {'torch', 'vllm', 'transformers', 'numpy'}"
+HEAVY = "sys.modules.keys() & {'torch', 'vllm', 'transformers'}"
 
 
 def test_version(antiphon: Antiphon) -> None:

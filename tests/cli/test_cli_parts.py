@@ -125,8 +125,7 @@ def test_table_of_timings() -> None:
 def test_table_without_audio() -> None:
     out = io.StringIO()
     Console(file=out, width=100).print(timings_table(Timings(total_s=1.0, ttft_s=0.5)))
-    assert "TTFA - s   RTF -" not in out.getvalue()
-    assert "TTFT 0.50 s   total 1.00 s" in out.getvalue()
+    assert out.getvalue().startswith("TTFT 0.50 s   total 1.00 s\n")
 
 
 def test_progress_lines(capsys: pytest.CaptureFixture[str]) -> None:

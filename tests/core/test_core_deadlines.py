@@ -169,7 +169,7 @@ class DeadlinesMachine(RuleBasedStateMachine):
 
 
 TestDeadlinesMachine = DeadlinesMachine.TestCase
-TestDeadlinesMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestDeadlinesMachine.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
 
 
 @pytest.mark.parametrize(("value", "seconds"), [("600", 600), (" 2.5 ", 2.5), ("0", 0), (3, 3)])

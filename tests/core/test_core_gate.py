@@ -157,6 +157,14 @@ def test_refs_for_the_unknown_and_the_failed_are_late_and_counted(gate: Gate) ->
     assert gate.statistics().late == 2
 
 
+def test_a_repeated_ref_of_a_failed_request_is_late(gate: Gate) -> None:
+    """Its key must be discarded: nobody fetches it any more."""
+    gate.register("r", EDGE, 600)
+    gate.announce("r", full())
+    gate.fail("r")
+    assert gate.announce("r", full()) is Announcement.LATE
+
+
 # --- deadlines --------------------------------------------------------------------------------
 
 
@@ -429,4 +437,4 @@ class GateMachine(RuleBasedStateMachine):
 
 
 TestGateMachine = GateMachine.TestCase
-TestGateMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestGateMachine.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import msgspec.yaml
 import pytest
-from sample_pipeline import TOPOLOGY
 
 from antiphon.errors import DeploymentError, SettingError
 from antiphon.pipeline.defaults import fill_defaults
 from antiphon.pipeline.deployment import Deployment, StageDeployment, parse_deployment
 from antiphon.pipeline.printing import config_yaml
+from sample_pipeline import TOPOLOGY
 
 VARIABLE = "ANTIPHON_INPUT_WAIT_TIMEOUT_S"
 

@@ -13,7 +13,6 @@ import msgspec.yaml
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sample_pipeline import TOPOLOGY
 
 from antiphon.errors import DeploymentError
 from antiphon.pipeline import deployment as module
@@ -24,6 +23,7 @@ from antiphon.pipeline.deployment import (
     parse_bytes,
     parse_deployment,
 )
+from sample_pipeline import TOPOLOGY
 
 WRONG = {
     "pipelin: voice": "pipelin: unknown key; did you mean pipeline?",

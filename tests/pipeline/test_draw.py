@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from sample_pipeline import TOPOLOGY
-
 from antiphon.pipeline.draw import draw, summary
 from antiphon.pipeline.topology import Edge, EdgeMode, Entry, Stage, StageKind, Topology
+from sample_pipeline import TOPOLOGY
 
 CHAIN = """\
 sample: a pipeline for tests
@@ -18,7 +17,7 @@ sample: a pipeline for tests
      out: sample:Sentences
      in:  sample:Prompt
    ● talker (ar)
-   │   entry say: sample:Say
+   │   entry speech: sample:Say
    │   model: sample_pipeline:folder
    │
    └─ codes (full, first=256)

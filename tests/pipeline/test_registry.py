@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import sample_pipeline
 
+import sample_pipeline
 from antiphon.errors import DeploymentError, TopologyError, UnknownPipelineError
 from antiphon.pipeline.registry import load_pipeline, pipeline_targets
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from sample_pipeline import TALKER, THINKER, TOPOLOGY
 
 from antiphon.errors import InvalidRequestError, ModelUnavailableError, TopologyError
 from antiphon.orchestrator.sampling import KNOWN
@@ -18,6 +17,7 @@ from antiphon.pipeline.defaults import fill_defaults
 from antiphon.pipeline.deployment import OWN_FIELD, Deployment, Device, StageDeployment
 from antiphon.stage.resolve import SCHEDULERS, WORKERS, model_folder, resolve_stages
 from antiphon.stage.spec import StageSpec
+from sample_pipeline import TALKER, THINKER, TOPOLOGY
 
 
 def specs(device: Device = "cpu", **options: object) -> dict[str, StageSpec]:
@@ -36,7 +36,7 @@ def test_chain_of_edges() -> None:
 
 def test_entry_starts_only_its_stages() -> None:
     """A stage whose producer is not started has no incoming edge."""
-    found = specs(entries=["say"])
+    found = specs(entries=["speech"])
     assert list(found) == ["talker", "code2wav"]
     assert found["talker"].inputs == ()
 
@@ -48,8 +48,8 @@ def test_text_alone_starts_the_thinker_alone() -> None:
 
 
 def test_unknown_entry() -> None:
-    with pytest.raises(InvalidRequestError, match="did you mean say"):
-        specs(entries=["sya"])
+    with pytest.raises(InvalidRequestError, match="did you mean speech"):
+        specs(entries=["speach"])
 
 
 def test_engine_arguments_on_a_cpu() -> None:
@@ -102,7 +102,7 @@ def test_no_cpu_binding_on_cuda() -> None:
 
 def test_progress_names_the_stage() -> None:
     seen: list[tuple[str, str]] = []
-    specs(entries=["say"], on_progress=lambda stage, phase: seen.append((stage, phase)))
+    specs(entries=["speech"], on_progress=lambda stage, phase: seen.append((stage, phase)))
     assert seen[:2] == [("talker", "looking"), ("talker", "copying 50%")]
 
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sample_pipeline import CHAT, CODE2WAV, CODES, MODEL, SAY, SPEECH, TALKER, THINKER, TOPOLOGY
 
 from antiphon.errors import InvalidRequestError, TopologyError
 from antiphon.pipeline.topology import Edge, EdgeMode, Entry, Stage, StageKind, Topology
+from sample_pipeline import CHAT, CODE2WAV, CODES, MODEL, SAY, SPEECH, TALKER, THINKER, TOPOLOGY
 
 WRONG = {
     "duplicate stage": (
@@ -41,7 +41,7 @@ WRONG = {
     ),
     "entry to nowhere": (
         {"entries": (CHAT, replace(SAY, stage="talkr"))},
-        "entry say starts at 'talkr'.*did you mean talker",
+        "entry speech starts at 'talkr'.*did you mean talker",
     ),
     "no entry": ({"entries": ()}, "has no entry"),
     "no output": (
@@ -90,7 +90,10 @@ WRONG = {
         {"edges": (replace(SPEECH, input_adapter="a.b:"), CODES)},
         "input_adapter of edge speech",
     ),
-    "entry adapter": ({"entries": (CHAT, replace(SAY, adapter="a b:c"))}, "adapter of entry say"),
+    "entry adapter": (
+        {"entries": (CHAT, replace(SAY, adapter="a b:c"))},
+        "adapter of entry speech",
+    ),
     "code in engine": (
         {"stages": (replace(THINKER, engine={"hf_overrides": len}), TALKER, CODE2WAV)},
         "'hf_overrides' of stage thinker is a builtin_function_or_method",
@@ -125,12 +128,12 @@ def test_audio_passes_through_every_stage() -> None:
 
 
 def test_path_starts_at_the_entry() -> None:
-    assert TOPOLOGY.path_from("say", ("audio",)) == (TALKER, CODE2WAV)
+    assert TOPOLOGY.path_from("speech", ("audio",)) == (TALKER, CODE2WAV)
 
 
 def test_modality_that_the_entry_lacks() -> None:
-    with pytest.raises(InvalidRequestError, match=r"entry say.*'text'.*known: audio"):
-        TOPOLOGY.path_from("say", ("text", "audio"))
+    with pytest.raises(InvalidRequestError, match=r"entry speech.*'text'.*known: audio"):
+        TOPOLOGY.path_from("speech", ("text", "audio"))
 
 
 def test_misspelt_modality() -> None:

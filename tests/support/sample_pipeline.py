@@ -32,7 +32,7 @@ CODES = Edge(
     options={"first": 256},
 )
 CHAT = Entry("chat", "thinker", "sample:Chat")
-SAY = Entry("say", "talker", "sample:Say")
+SAY = Entry("speech", "talker", "sample:Say")
 
 TOPOLOGY = Topology(
     "sample",

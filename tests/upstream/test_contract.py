@@ -6,7 +6,8 @@ import pytest
 
 from antiphon.errors import SeamMovedError
 from antiphon.upstream.check import CheckRow, Status, require_seams, run_check
-from antiphon.upstream.contract import SYMBOLS, Symbol
+from antiphon.upstream.contract import SYMBOLS
+from antiphon.upstream.symbols import Symbol
 
 
 @pytest.fixture(scope="module")

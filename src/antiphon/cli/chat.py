@@ -92,6 +92,10 @@ class _Chat:
     history: list[dict[str, str]] = field(default_factory=list)
     turn: int = 0
 
+    @property
+    def modalities(self) -> tuple[str, ...]:
+        return ("text",) if self.options.text_only else ("text", "audio")
+
     def request(self, text: str) -> OmniRequest:
         from antiphon.orchestrator.api import OmniRequest
 
@@ -103,7 +107,7 @@ class _Chat:
             entry=ENTRY,
             text=text,
             messages=list(self.history),
-            modalities=("text",) if self.options.text_only else ("text", "audio"),
+            modalities=self.modalities,
             sampling=sampling,
         )
 
@@ -124,6 +128,7 @@ class _Chat:
             self.setup.topology,
             deployment=self.setup.deployment,
             entries=(ENTRY,),
+            modalities=self.modalities,
             on_progress=progress,
         )
         try:

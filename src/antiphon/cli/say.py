@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from antiphon.cli.setup import Setup
     from antiphon.orchestrator.api import OmniRequest
 
-ENTRY = "say"
+ENTRY = "speech"
 
 _EXAMPLES = """examples:
   antiphon say "Good morning." --out morning.wav

@@ -51,7 +51,9 @@ class StageOptions(msgspec.Struct, frozen=True):
         return {CONFIG_KEY: msgspec.to_builtins(self)}
 
     @classmethod
-    def from_config(cls, additional_config: Mapping[str, Any]) -> StageOptions | None:
+    def from_config(cls, additional_config: object) -> StageOptions | None:
         """The options that `to_config` wrote; None when the engine is not a stage of a pipeline."""
+        if not isinstance(additional_config, Mapping):
+            return None
         raw = additional_config.get(CONFIG_KEY)
         return None if raw is None else msgspec.convert(raw, cls)

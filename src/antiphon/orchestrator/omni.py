@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import importlib
 import itertools
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+import msgspec
 
 from antiphon.connector.runs import new_run_token
 from antiphon.errors import AntiphonError, ShutdownError, TopologyError, from_wire
@@ -119,7 +121,7 @@ class AsyncOmni:
 
     # --- requests -----------------------------------------------------------------------------
 
-    async def stream(self, request: OmniRequest) -> AsyncIterator[OmniEvent]:
+    async def stream(self, request: OmniRequest) -> AsyncGenerator[OmniEvent]:
         """Events as they come; the last one is `Finished`. Leaving early aborts the request.
 
         Raises the request's one error: CallerError for a bad request, StageError if serving failed.
@@ -172,10 +174,9 @@ class AsyncOmni:
 
     def _load_adapters(self) -> dict[str, EntryAdapter]:
         adapters = {}
+        wanted = self._entries or [entry.name for entry in self.topology.entries]
         for entry in self.topology.entries:
-            if (
-                entry.stage in self._specs and self._entries is None
-            ) or entry.name in self._entries:
+            if entry.stage in self._specs and entry.name in wanted:
                 module, _, name = entry.adapter.partition(":")
                 try:
                     maker = vars(importlib.import_module(module))[name]
@@ -226,8 +227,7 @@ def _entry_request(request: OmniRequest) -> EntryRequest:
     """What the entry's adapter is given: one text, or a conversation that ends with it."""
     if not request.messages:
         return EntryRequest(text=request.text)
-    turns = request.conversation()
-    return EntryRequest(messages=tuple(Message(t["role"], t["content"]) for t in turns))
+    return EntryRequest(messages=msgspec.convert(request.conversation(), tuple[Message, ...]))
 
 
 def _settle(

@@ -35,7 +35,7 @@ class Bounds:
 
     def _range(self) -> str:
         low = f"{'more than' if self.above else 'at least'} {self.low:g}"
-        return low if self.high == math.inf else f"give {low} and at most {self.high:g}"
+        return f"give {low}" if self.high == math.inf else f"give {low} and at most {self.high:g}"
 
 
 NUMBERS = {

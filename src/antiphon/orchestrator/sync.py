@@ -67,7 +67,7 @@ class Omni:
         try:
             while True:
                 try:
-                    yield self._call(anext(events))
+                    yield self._call(events.__anext__())
                 except StopAsyncIteration:
                     return
         finally:

@@ -250,7 +250,9 @@ def _bytes_of(name: str, tensor: torch.Tensor) -> memoryview:
     """The tensor's bytes in row-major order, [nbytes]."""
     if tensor.layout is not torch.strided or tensor.is_meta:
         raise PayloadError(f"Field {name!r} is not a dense tensor with data.")
-    flat = tensor.detach().cpu().resolve_neg().reshape(-1).contiguous()
+    flat = tensor.detach().cpu().resolve_neg().contiguous()
+    # A tensor of one element is contiguous with any stride, but cannot be viewed as bytes then.
+    flat = flat.as_strided((flat.numel(),), (1,))
     return flat.view(torch.uint8).numpy().data
 
 

@@ -13,12 +13,13 @@ from typing import Any
 
 from vllm import PoolingParams, SamplingParams
 from vllm.engine.arg_utils import EngineArgs
+from vllm.tasks import POOLING_TASKS, PoolingTask
 from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.engine.core_client import InprocClient
 from vllm.v1.executor.abstract import Executor
 
 from antiphon.core.options import StageOptions
-from antiphon.errors import InvalidRequestError
+from antiphon.errors import InvalidRequestError, TopologyError
 from antiphon.pipeline.topology import StageKind
 from antiphon.sched.mixin import StageSchedulerMixin
 from antiphon.stage.messages import Submit
@@ -42,7 +43,7 @@ class StageEngine:
         model = self.config.model_config
         self._generation_config = model.try_get_generation_config() if self._generates else {}
         self._eos = self._generation_config.get("eos_token_id")
-        self._task = None if self._generates else self._client.get_supported_tasks()[0]
+        self._task = None if self._generates else _pooling_task(self._client)
         self._arrival = 0.0
 
     @property
@@ -126,3 +127,13 @@ def _with_args(submit: Submit) -> Mapping[str, Any]:
         extra = dict(sampling.get("extra_args") or {})
         sampling["extra_args"] = {**submit.params, **extra}
     return sampling
+
+
+def _pooling_task(client: InprocClient) -> PoolingTask:
+    """The one pooling task that a generation stage's model offers."""
+    tasks = [task for task in POOLING_TASKS if task in client.get_supported_tasks()]
+    if len(tasks) != 1:
+        raise TopologyError(
+            f"a generation stage's model must offer one pooling task, this one offers {tasks}"
+        )
+    return tasks[0]

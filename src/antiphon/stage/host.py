@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+import numpy as np
 import torch
 
 from antiphon.core.deadlines import effective_timeout
@@ -237,7 +238,7 @@ def _pack(tensor: torch.Tensor, frames: Frames) -> Tensor:
     if tensor.dtype is torch.bfloat16:
         tensor = tensor.float()
     array = tensor.detach().cpu().contiguous().numpy()
-    frames.append(memoryview(array).cast("B"))
+    frames.append(array.reshape(-1).view(np.uint8).data)
     return Tensor(str(array.dtype), tuple(array.shape), len(frames) - 1)
 
 

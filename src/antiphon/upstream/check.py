@@ -15,7 +15,8 @@ from typing import Any
 import msgspec
 
 from antiphon.errors import SeamMovedError
-from antiphon.upstream.contract import SYMBOLS, Kind, Symbol
+from antiphon.upstream.contract import SYMBOLS
+from antiphon.upstream.symbols import Symbol
 from antiphon.upstream.version import require_vllm
 
 
@@ -139,6 +140,3 @@ def attribute_names(owner: Any) -> set[str]:
             and node.value.id == "self"
         }
     return names
-
-
-__all__ = ["CheckRow", "Kind", "Status", "require_seams", "run_check"]

@@ -6,116 +6,48 @@ finds uses and overrides that are not in it. A name stands under the seam that u
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal
-
-Kind = Literal["class", "method", "attribute", "field", "function"]
-
-
-@dataclass(frozen=True, slots=True)
-class Symbol:
-    """One name, why it is used and what would replace it.
-
-    `signature` holds the parameter names without `self`, where they are relied on. An `attribute`
-    is set on instances or the class; a `field` is one of a dataclass, struct or named tuple.
-    """
-
-    module: str
-    qualname: str
-    kind: Kind
-    signature: tuple[str, ...] | None
-    seam: str
-    reason: str
-    fallback: str
-
-
-@dataclass(frozen=True, slots=True)
-class Seam:
-    """One place where the project hooks into vLLM."""
-
-    name: str
-    reason: str
-    fallback: str
-    names: tuple[_Names, ...]
-
-    def symbols(self) -> Iterator[Symbol]:
-        for group in self.names:
-            yield from group.symbols(self)
-
-
-@dataclass(frozen=True, slots=True)
-class _Names:
-    """Names of one owner, given as `kind name(parameter, …)`."""
-
-    module: str
-    owner: str  # class, or "" for names of the module itself
-    entries: tuple[str, ...]
-
-    def symbols(self, seam: Seam) -> Iterator[Symbol]:
-        for entry in self.entries:
-            kind, _, rest = entry.partition(" ")
-            name, bracket, parameters = rest.rstrip(")").partition("(")
-            signature = tuple(p.strip() for p in parameters.split(",") if p.strip())
-            yield Symbol(
-                module=self.module,
-                qualname=f"{self.owner}.{name}" if self.owner else name,
-                kind=_kind(kind),
-                signature=signature if bracket else None,
-                seam=seam.name,
-                reason=seam.reason,
-                fallback=seam.fallback,
-            )
-
-
-def _kind(word: str) -> Kind:
-    match word:
-        case "class" | "method" | "attribute" | "field" | "function":
-            return word
-    raise AssertionError(f"unknown kind {word!r}")
-
+from antiphon.upstream.symbols import Names, Seam, Symbol
 
 _SCHEDULER = "vllm.v1.core.sched.scheduler"
 _ASYNC = "vllm.v1.core.sched.async_scheduler"
 _QUEUE = "vllm.v1.core.sched.request_queue"
 _REQUEST = "vllm.v1.request"
+_SCHED_OUTPUT = "vllm.v1.core.sched.output"
 _OUTPUTS = "vllm.v1.outputs"
 _RUNNER = "vllm.v1.worker.gpu_model_runner"
 _CORE = "vllm.v1.engine.core"
 _CLIENT = "vllm.v1.engine.core_client"
+_INPUT_BATCH = "vllm.v1.worker.gpu_input_batch"
+_LOGITS = "vllm.v1.sample.logits_processor"
 
 SEAMS: tuple[Seam, ...] = (
     Seam(
         "scheduler hooks",
-        "gates, orders for the worker and typed errors are added around upstream's own loop; "
-        "each override calls super()",
-        "upstream's KV connector interface can hold and finish requests, with one more lookup "
-        "per request and step",
+        "gates, orders for the worker and typed errors are added around upstream's own loop; each override calls super()",
+        "upstream's KV connector interface can hold and finish requests, with one more lookup per request and step",
         (
-            _Names(
+            Names(
                 _SCHEDULER,
                 "Scheduler",
                 (
                     "method schedule(throttle_prefills)",
                     "method update_from_output(scheduler_output, model_runner_output)",
-                    "method add_request(request)",
                     "method finish_requests(request_ids, finished_status)",
                     "method has_requests()",
-                    "method get_num_unfinished_requests()",
                     "method _enqueue_waiting_request(request)",
                     "method _handle_blocked_waiting_request(request)",
                     "method _free_request(request, delay_free_blocks)",
                 ),
             ),
-            _Names(_ASYNC, "", ("class AsyncScheduler",)),
+            Names(_ASYNC, "", ("class AsyncScheduler",)),
         ),
     ),
     Seam(
         "scheduler state",
         "read to find a request, to count what is running and to know the limits",
-        "a table of our own, filled by add_request and _free_request",
+        "a table of our own, filled by the hooks",
         (
-            _Names(
+            Names(
                 _SCHEDULER,
                 "Scheduler",
                 (
@@ -125,19 +57,21 @@ SEAMS: tuple[Seam, ...] = (
                     "attribute max_model_len",
                     "attribute max_num_scheduled_tokens",
                     "attribute vllm_config",
+                    "attribute kv_cache_config",
                     "attribute kv_cache_manager",
-                    "attribute current_step",
                 ),
             ),
+            Names("vllm.v1.core.kv_cache_manager", "KVCacheManager", ("attribute block_pool",)),
+            Names("vllm.v1.core.block_pool", "BlockPool", ("method get_num_free_blocks()",)),
+            Names("vllm.v1.kv_cache_interface", "KVCacheConfig", ("field num_blocks",)),
         ),
     ),
     Seam(
         "request state",
-        "a gated request enters the scheduler with a placeholder and gets its prompt when its "
-        "stage input has arrived; a running one whose next input row is missing is passed over",
+        "a gated request enters the scheduler with a placeholder and gets its prompt, and its place in the queue, when its stage input has arrived",
         "a new Request object in place of the old one",
         (
-            _Names(
+            Names(
                 _REQUEST,
                 "Request",
                 (
@@ -145,54 +79,81 @@ SEAMS: tuple[Seam, ...] = (
                     "attribute block_hashes",
                     "attribute prompt_token_ids",
                     "attribute num_prompt_tokens",
-                    "attribute cache_salt",
+                    "attribute num_tokens",
+                    "attribute num_output_tokens",
                     "attribute num_computed_tokens",
                     "attribute num_in_flight_tokens",
-                    "attribute next_decode_eligible_step",
+                    "attribute arrival_time",
+                    "attribute cache_salt",
+                    "attribute client_index",
+                    "attribute trace_headers",
                     "method update_block_hashes()",
                     "method take_events()",
                     "method get_finished_reason()",
                 ),
             ),
-            _Names(_REQUEST, "", ("class RequestStatus",)),
-            _Names(_QUEUE, "", ("class FCFSRequestQueue", "class RequestQueue")),
+            Names(
+                _REQUEST,
+                "RequestStatus",
+                (
+                    "attribute PREEMPTED",
+                    "attribute FINISHED_STOPPED",
+                    "attribute FINISHED_LENGTH_CAPPED",
+                    "attribute FINISHED_ERROR",
+                ),
+            ),
+            Names(
+                _QUEUE,
+                "",
+                (
+                    "class FCFSRequestQueue",
+                    "class RequestQueue",
+                ),
+            ),
+            Names(_QUEUE, "RequestQueue", ("method add_request(request)",)),
         ),
     ),
     Seam(
         "envelopes",
-        "what travels between scheduler and worker beside upstream's fields is one more field of "
-        "a subclass, built from vars() of upstream's object",
+        "what travels between scheduler and worker beside upstream's fields is one more field of a subclass, built from vars() of upstream's object",
         "none needed while both stay dataclasses",
         (
-            _Names("vllm.v1.core.sched.output", "", ("class SchedulerOutput",)),
-            _Names(
-                "vllm.v1.core.sched.output",
+            Names(_SCHED_OUTPUT, "", ("class SchedulerOutput",)),
+            Names(
+                _SCHED_OUTPUT,
                 "SchedulerOutput",
                 (
                     "field scheduled_new_reqs",
-                    "field scheduled_cached_reqs",
                     "field num_scheduled_tokens",
-                    "field total_num_scheduled_tokens",
-                    "field finished_req_ids",
                 ),
             ),
-            _Names(
+            Names(
+                _SCHED_OUTPUT,
+                "NewRequestData",
+                (
+                    "field req_id",
+                    "field prompt_token_ids",
+                    "field prompt_embeds",
+                ),
+            ),
+            Names(
                 _OUTPUTS,
                 "",
-                ("class ModelRunnerOutput", "attribute EMPTY_MODEL_RUNNER_OUTPUT"),
+                (
+                    "class ModelRunnerOutput",
+                    "class AsyncModelRunnerOutput",
+                ),
             ),
-            _Names(
+            Names(
                 _OUTPUTS,
                 "ModelRunnerOutput",
                 (
-                    "field req_ids",
                     "field req_id_to_index",
                     "field sampled_token_ids",
                     "field logprobs",
-                    "field pooler_output",
                 ),
             ),
-            _Names(_OUTPUTS, "AsyncModelRunnerOutput", ("method get_output()",)),
+            Names(_OUTPUTS, "AsyncModelRunnerOutput", ("method get_output()",)),
         ),
     ),
     Seam(
@@ -200,7 +161,7 @@ SEAMS: tuple[Seam, ...] = (
         "their contract is checked before upstream's loop reads them",
         "none: without the arrays it cannot be checked",
         (
-            _Names(
+            Names(
                 _OUTPUTS,
                 "LogprobsLists",
                 (
@@ -216,7 +177,7 @@ SEAMS: tuple[Seam, ...] = (
         "requests that end outside a step are reported with the step's own outputs",
         "the host reports them beside upstream's outputs",
         (
-            _Names(
+            Names(
                 "vllm.v1.engine",
                 "EngineCoreOutput",
                 (
@@ -229,60 +190,98 @@ SEAMS: tuple[Seam, ...] = (
                     "field trace_headers",
                 ),
             ),
-            _Names("vllm.v1.engine", "EngineCoreOutputs", ("field outputs",)),
-            _Names("vllm.v1.engine", "", ("class FinishReason",)),
+            Names("vllm.v1.engine", "EngineCoreOutputs", ("field outputs",)),
+            Names("vllm.v1.engine", "FinishReason", ("attribute ERROR",)),
         ),
     ),
     Seam(
         "runner version",
         "the stage's runner extends the v1 model runner, so scheduler and worker must use that one",
         "a runner on v2's ModelState",
-        (_Names("vllm.config", "VllmConfig", ("attribute use_v2_model_runner",)),),
+        (
+            Names(
+                "vllm.config",
+                "VllmConfig",
+                (
+                    "attribute use_v2_model_runner",
+                    "field additional_config",
+                ),
+            ),
+        ),
     ),
     Seam(
         "model runner",
-        "a step's rows are taken between execute_model and sample_tokens; a request's own rows go "
-        "in when its state is made and are dropped when it is removed",
+        "a step's rows are taken between execute_model and sample_tokens; a request's own rows go in when its state is made and are dropped when it is removed",
         "forward hooks on the model",
         (
-            _Names(
+            Names(
                 _RUNNER,
                 "GPUModelRunner",
                 (
                     "method execute_model(scheduler_output, intermediate_tensors)",
                     "method sample_tokens(grammar_output)",
+                    "method load_model(load_dummy_weights, draft_only)",
+                    "method get_model()",
                     "method _update_states(scheduler_output)",
                     "method _on_request_state_removed(req_id, req_state)",
                     "attribute execute_model_state",
                     "attribute input_batch",
                     "attribute requests",
+                    "attribute model",
+                    "attribute dtype",
+                    "attribute query_start_loc",
                 ),
             ),
-            _Names(
-                _RUNNER,
-                "ExecuteModelState",
+            Names(_RUNNER, "ExecuteModelState", ("field hidden_states",)),
+            Names(
+                _INPUT_BATCH,
+                "InputBatch",
                 (
-                    "field scheduler_output",
-                    "field hidden_states",
-                    "field sample_hidden_states",
-                    "field aux_hidden_states",
+                    "attribute req_ids",
+                    "attribute num_computed_tokens_cpu",
                 ),
             ),
-            _Names("vllm.v1.worker.cpu_model_runner", "", ("class CPUModelRunner",)),
+            Names("vllm.v1.utils", "CpuGpuBuffer", ("attribute np",)),
+            Names(
+                "vllm.v1.worker.cpu_model_runner",
+                "CPUModelRunner",
+                (
+                    "method load_model(load_dummy_weights)",
+                    "method get_model()",
+                ),
+            ),
         ),
     ),
     Seam(
         "workers",
-        "upstream has no setting for the runner's class: the GPU worker makes it in a method of "
-        "its own, the CPU worker inside init_device",
+        "upstream has no setting for the runner's class: the GPU worker makes it in a method of its own, the CPU worker inside init_device",
         "a worker that repeats init_device's few lines",
         (
-            _Names(
+            Names(
                 "vllm.v1.worker.cpu_worker",
                 "CPUWorker",
-                ("method init_device()", "attribute model_runner"),
+                (
+                    "method init_device()",
+                    "method sleep(level)",
+                    "method wake_up(tags)",
+                    "method shutdown()",
+                    "attribute model_runner",
+                    "attribute vllm_config",
+                ),
             ),
-            _Names("vllm.v1.worker.gpu_worker", "Worker", ("method _make_model_runner()",)),
+            Names(
+                "vllm.v1.worker.gpu_worker",
+                "Worker",
+                (
+                    "method _make_model_runner()",
+                    "method sleep(level)",
+                    "method wake_up(tags)",
+                    "method shutdown()",
+                    "attribute model_runner",
+                    "attribute vllm_config",
+                    "attribute device",
+                ),
+            ),
         ),
     ),
     Seam(
@@ -290,30 +289,100 @@ SEAMS: tuple[Seam, ...] = (
         "a stage owns one EngineCore in its own process and steps it in its own loop",
         "EngineCoreProc and its message protocol",
         (
-            _Names(
+            Names(
                 _CLIENT,
                 "InprocClient",
                 (
                     "attribute engine_core",
                     "method get_output()",
+                    "method get_supported_tasks()",
                     "method add_request(request)",
                     "method abort_requests(request_ids)",
+                    "method collective_rpc(method, timeout, args, kwargs)",
+                    "method reset_prefix_cache(reset_running_requests, reset_connector)",
                     "method shutdown(timeout)",
                 ),
             ),
-            _Names(
+            Names(
                 _CORE,
                 "EngineCore",
                 (
                     "attribute scheduler",
-                    "attribute step_fn",
                     "attribute batch_queue",
-                    "method post_step(model_executed)",
-                    "method preprocess_add_request(request)",
                 ),
             ),
-            _Names("vllm.v1.executor.uniproc_executor", "", ("class UniProcExecutor",)),
-            _Names("vllm.pooling_params", "PoolingParams", ("field task", "field extra_kwargs")),
+            Names("vllm.v1.executor.abstract", "Executor", ("method get_class(vllm_config)",)),
+            Names("vllm.v1.executor.uniproc_executor", "", ("class UniProcExecutor",)),
+            Names(
+                "vllm.v1.engine",
+                "EngineCoreRequest",
+                (
+                    "field request_id",
+                    "field prompt_token_ids",
+                    "field mm_features",
+                    "field sampling_params",
+                    "field pooling_params",
+                    "field arrival_time",
+                    "field lora_request",
+                    "field cache_salt",
+                    "field data_parallel_rank",
+                    "field external_req_id",
+                    "field priority",
+                ),
+            ),
+            Names(
+                "vllm.engine.arg_utils",
+                "EngineArgs",
+                ("method create_engine_config(usage_context, headless)",),
+            ),
+            Names("vllm.config", "ModelConfig", ("method try_get_generation_config()",)),
+            Names(
+                "vllm",
+                "SamplingParams",
+                (
+                    "method update_from_generation_config(generation_config, eos_token_id)",
+                    "field extra_args",
+                ),
+            ),
+            Names(
+                "vllm",
+                "PoolingParams",
+                (
+                    "field task",
+                    "field extra_kwargs",
+                ),
+            ),
+        ),
+    ),
+    Seam(
+        "stage models",
+        "models that vLLM does not know are registered by name; the talker's grammar is a logits processor, the vocoder a pooling model without attention",
+        "none needed: these are upstream's extension interfaces, listed because they change between releases",
+        (
+            Names("vllm", "", ("class ModelRegistry",)),
+            Names(
+                _LOGITS,
+                "LogitsProcessor",
+                (
+                    "method validate_params(sampling_params)",
+                    "method apply(logits)",
+                    "method is_argmax_invariant()",
+                    "method update_state(batch_update)",
+                ),
+            ),
+            Names(_LOGITS, "", ("class BatchUpdate",)),
+            Names(
+                "vllm.v1.sample.logits_processor.builtin",
+                "",
+                ("function process_dict_updates(req_entries, batch_update, new_state)",),
+            ),
+            Names("vllm.model_executor.layers.pooler", "", ("class Pooler",)),
+            Names("vllm.model_executor.models.interfaces", "", ("class IsAttentionFree",)),
+            Names(
+                "vllm.model_executor.models.interfaces_base", "", ("function attn_type(attn_type)",)
+            ),
+            Names("vllm.model_executor.models.utils", "", ("class AutoWeightsLoader",)),
+            Names("vllm.v1.pool.metadata", "", ("class PoolingMetadata",)),
         ),
     ),
 )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from antiphon.upstream.contract import SEAMS, Seam, Symbol
+from antiphon.upstream.contract import SEAMS
+from antiphon.upstream.symbols import Seam, Symbol
 from antiphon.upstream.version import SUPPORTED
 
 _HEAD = f"""\

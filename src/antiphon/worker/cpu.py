@@ -18,7 +18,7 @@ class ARWorker(StageWorkerMixin, CPUWorker):
     """Worker of an autoregressive stage on CPU."""
 
     def init_device(self) -> None:
-        super().init_device()
+        super().init_device()  # type: ignore[no-untyped-call]
         self.model_runner = CpuStageRunner(self.vllm_config, torch.device("cpu"))
 
 

@@ -18,7 +18,9 @@ class ARWorker(StageWorkerMixin, Worker):
     """Worker of an autoregressive stage on CUDA."""
 
     def _make_model_runner(self) -> Any:
-        return CudaStageRunner(self.vllm_config, self.device)
+        device = self.device
+        assert device is not None  # noqa: S101  set before upstream calls this
+        return CudaStageRunner(self.vllm_config, device)
 
 
 class GenerationWorker(ARWorker):

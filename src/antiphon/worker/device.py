@@ -51,7 +51,7 @@ class _CudaCopy(HostCopy):
         self._done = done
 
     def wait(self) -> torch.Tensor:
-        self._done.synchronize()  # type: ignore[no-untyped-call]
+        self._done.synchronize()
         return self._host
 
 

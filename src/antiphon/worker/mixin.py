@@ -2,33 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Any
+from vllm.v1.worker.gpu_worker import Worker
 
 from antiphon.worker.runner import StageRunnerMixin
 
 
-class StageWorkerMixin:
+class StageWorkerMixin(Worker):
     """Called on every rank through vLLM's collective RPC; each answer is one rank's."""
 
-    model_runner: StageRunnerMixin
+    @property
+    def stage_runner(self) -> StageRunnerMixin:
+        """The runner that `init_device` made."""
+        runner: object = self.model_runner
+        assert isinstance(runner, StageRunnerMixin)  # noqa: S101  our own init_device made it
+        return runner
 
     def stage_sleep(self, level: int) -> int:
         """Give memory back at `level` (1: weights to host, 2: weights dropped). Bytes freed."""
-        ops = self.model_runner._ops
+        ops = self.stage_runner.device_ops
         before = ops.free_bytes()
-        self.sleep(level)  # type: ignore[attr-defined]
+        self.sleep(level)
         return max(0, ops.free_bytes() - before)
 
     def stage_wake(self, tags: list[str] | None) -> int:
         """Undo `stage_sleep`. Bytes taken."""
-        ops = self.model_runner._ops
+        ops = self.stage_runner.device_ops
         before = ops.free_bytes()
-        self.wake_up(tags)  # type: ignore[attr-defined]
+        self.wake_up(tags)
         return max(0, before - ops.free_bytes())
 
     def stage_inspect(self) -> dict[str, int]:
         """Check the worker's stores; counts of what they hold. Raises AssertionError."""
-        runner = self.model_runner
+        runner = self.stage_runner
         held = {"requests": len(runner.requests), "io": 0, "connector_entries": 0}
         if runner.io is not None:
             runner.io.check_integrity()
@@ -38,7 +43,7 @@ class StageWorkerMixin:
 
     def shutdown(self) -> None:
         """Release what the connector still holds, then upstream's own."""
-        runner: Any = self.model_runner
-        if runner is not None and runner.io is not None:
+        runner: object = self.model_runner
+        if isinstance(runner, StageRunnerMixin) and runner.io is not None:
             runner.io.connector.close()
-        super().shutdown()  # type: ignore[misc]
+        super().shutdown()

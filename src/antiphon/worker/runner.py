@@ -31,7 +31,7 @@ class StageRunnerMixin(GPUModelRunner):
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         super().__init__(vllm_config, device)
-        self._ops = ops_for(device)
+        self.device_ops = ops_for(device)
         self._tap: OutputTap | None = None
         options = StageOptions.from_config(vllm_config.additional_config)
         # One rank speaks for the stage; its tensor-parallel peers compute the same.
@@ -72,7 +72,7 @@ class StageRunnerMixin(GPUModelRunner):
             self.io.execute(work)
         return self._with_news(super().execute_model(scheduler_output, *args, **kwargs))
 
-    def sample_tokens(self, grammar_output: Any) -> Any:
+    def sample_tokens(self, grammar_output: Any) -> Any:  # type: ignore[override]
         try:
             if self.io is not None and self.io.wants_rows and self.execute_model_state is not None:
                 self._collect_rows(self.execute_model_state)
@@ -107,7 +107,7 @@ class StageRunnerMixin(GPUModelRunner):
             return
         side = {} if self._tap is None else self._tap.take()
         try:
-            materialise(self._ops, wanted, state.hidden_states, side, len(batch.req_ids))
+            materialise(self.device_ops, wanted, state.hidden_states, side, len(batch.req_ids))
         except PayloadError as error:
             for want in wanted:
                 io.fail(batch.req_ids[want.index], error)

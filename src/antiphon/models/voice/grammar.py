@@ -15,7 +15,7 @@ from vllm.config import VllmConfig
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 
-from antiphon.models.voice.reading import Reading
+from antiphon.models.voice.reading import Allowed, Reading
 from antiphon.models.voice.vocabulary import FIRST_CODE
 
 SWITCH = "talker_grammar"
@@ -48,27 +48,28 @@ class TalkerGrammar(LogitsProcessor):
         """Mask `logits` [num_requests, vocabulary] in place."""
         if not self._readings:
             return logits
-        # the score of "go on to the next phoneme" is that of the best phoneme: which one it must be is known
-        best = logits[:, :FIRST_CODE].amax(1)
         if len(self._readings) == logits.shape[0]:
-            logits[:, :FIRST_CODE] = _NEVER
-        else:
-            logits[self._index(list(self._readings)), :FIRST_CODE] = _NEVER
-        rows, ids = [], []
-        for row, reading in self._readings.items():
-            allowed = reading.allowed()
-            if allowed.repeat:
-                rows.append(row)
-                ids.append(allowed.repeat_id)
-            if not allowed.code:
-                logits[row, FIRST_CODE:] = _NEVER
-        if rows:
-            index = self._index(rows)
-            logits[index, self._index(ids)] = best[index]
+            self._mask(logits, [self._readings[row].allowed() for row in range(logits.shape[0])])
+            return logits
+        rows = torch.tensor(list(self._readings), device=self._device)
+        governed = logits[rows]
+        self._mask(governed, [reading.allowed() for reading in self._readings.values()])
+        logits[rows] = governed
         return logits
 
-    def _index(self, values: list[int]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.long, device=self._device)
+    def _mask(self, logits: torch.Tensor, steps: list[Allowed]) -> None:
+        """Mask `logits` [len(steps), vocabulary] in place, row by row as `steps` say."""
+        phonemes = logits[:, :FIRST_CODE]
+        # the score of "go on to the next phoneme" is the best phoneme's: which one it is, is known
+        score = phonemes.amax(1, keepdim=True)
+        phonemes.fill_(_NEVER)
+        for row, step in enumerate(steps):
+            if not step.repeat:
+                score[row] = _NEVER
+            if not step.code:
+                logits[row, FIRST_CODE:] = _NEVER
+        repeat = torch.tensor([[step.repeat_id] for step in steps], device=self._device)
+        logits.scatter_(1, repeat, score)
 
     def _open(
         self, params: SamplingParams, prompt: list[int] | None, output: Sequence[int]

@@ -44,8 +44,11 @@ def phoneme_ids(text: str) -> list[int]:
     `text` must be normalised: the library cannot read numbers of more than 66 digits.
     """
     table = _table()
-    spoken = " ".join(_g2p()(text).split())
-    return [table[char] for char in spoken if char in table]
+    try:
+        spoken = _g2p()(text)
+    except ValueError:  # the library takes "¹" beside a sign for a number that int() can read
+        spoken = _g2p()("".join(_plain_digit(char) for char in text))
+    return [table[char] for char in " ".join(spoken.split()) if char in table]
 
 
 def speakable(ids: Sequence[int]) -> bool:
@@ -79,6 +82,11 @@ def _words(ids: Sequence[int]) -> Iterator[list[int]]:
             word = []
     if word:
         yield word
+
+
+def _plain_digit(char: str) -> str:
+    digit = unicodedata.digit(char, None)
+    return char if digit is None else str(digit)
 
 
 @functools.cache

@@ -20,7 +20,7 @@ THINKER = Stage(
     model=f"{_HERE}.weights:thinker_checkpoint",
     output="text",
     engine={
-        "dtype": "bfloat16",
+        "dtype": "float32",
         "max_model_len": THINKER_CONTEXT,
         "max_num_seqs": 16,
         "max_num_batched_tokens": THINKER_CONTEXT,
