@@ -16,7 +16,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 # No look-up of a remote configuration, whatever the caller's machine allows.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -43,6 +43,7 @@ from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
 S = TypeVar("S", bound=Scheduler)
+Policy = Literal["fcfs", "priority"]
 TokenFn = Callable[[str], int | list[int]]
 
 VOCAB = 1000
@@ -99,7 +100,7 @@ def make_config(
     max_num_batched_tokens: int = 512,
     max_model_len: int = MAX_MODEL_LEN,
     enable_prefix_caching: bool = True,
-    policy: str = "fcfs",
+    policy: Policy = "fcfs",
     chunked_prefill: bool = True,
 ) -> VllmConfig:
     """One `VllmConfig`, shared by all schedulers with the same values (schedulers only read it)."""
@@ -136,7 +137,7 @@ def make_scheduler(
     max_num_batched_tokens: int = 512,
     max_model_len: int = MAX_MODEL_LEN,
     enable_prefix_caching: bool = True,
-    policy: str = "fcfs",
+    policy: Policy = "fcfs",
     chunked_prefill: bool = True,
     **kw: Any,
 ) -> S:

@@ -43,7 +43,7 @@ class Snapshot:
 
 
 def snapshot(prefix: str = "vllm.v1") -> Snapshot:
-    """What the loaded modules under `prefix` and their classes hold now. Keeps the objects alive."""
+    """What the loaded modules under `prefix` and their classes hold now; kept alive by it."""
     return Snapshot({name: dict(vars(owner)) for name, owner in _owners(prefix)})
 
 
@@ -84,8 +84,9 @@ def _owners(prefix: str) -> Iterator[tuple[str, Any]]:
 
 
 def _is_code(item: Any) -> bool:
-    descriptor = property | staticmethod | classmethod | functools.cached_property
-    return inspect.isroutine(item) or inspect.isclass(item) or isinstance(item, descriptor)
+    if inspect.isroutine(item) or inspect.isclass(item):
+        return True
+    return isinstance(item, property | staticmethod | classmethod | functools.cached_property)
 
 
 def _unwrapped(item: Any) -> Iterator[Any]:

@@ -206,6 +206,7 @@ def test_a_pooling_request_is_chunked_and_stops_when_its_output_arrives() -> Non
     (output,) = reported[0].outputs
     assert counts == [16, 16, 8]
     assert output.finish_reason is FinishReason.STOP
+    assert output.pooling_output is not None
     assert torch.equal(output.pooling_output, torch.ones(3))
     assert scheduler.requests == {}
 
@@ -225,5 +226,6 @@ def test_an_output_tensor_rides_beside_a_sampled_token() -> None:
     output = make_output(scheduled, 7, pooler_output=[torch.ones(2)])
     (reported,) = scheduler.update_from_output(scheduled, output)[0].outputs
     assert reported.new_token_ids == [7]
+    assert reported.pooling_output is not None
     assert torch.equal(reported.pooling_output, torch.ones(2))
     assert scheduler.requests["a"].status is RequestStatus.RUNNING

@@ -10,8 +10,9 @@ import pytest
 from antiphon.models.voice import weights
 
 if TYPE_CHECKING:
-    from judge import Judge
     from voice_engines import StockEngine
+
+    from judge import Judge
 
 
 @pytest.fixture(scope="session")

@@ -54,7 +54,11 @@ def test_after_the_last_id_comes_the_end() -> None:
     assert Reading(PROMPT, output, 900).allowed() == (True, True, EOS)
 
 
-@given(st.lists(st.integers(1, 177), min_size=1, max_size=60), st.lists(st.booleans(), max_size=400), st.integers(0, 300))  # fmt: skip
+@given(
+    st.lists(st.integers(1, 177), min_size=1, max_size=60),
+    st.lists(st.booleans(), max_size=400),
+    st.integers(0, 300),
+)
 def test_every_reading_is_complete_and_fits(
     ids: list[int], choices: list[bool], spare: int
 ) -> None:

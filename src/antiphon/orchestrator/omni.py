@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import importlib
 import itertools
+import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 import msgspec
 
@@ -30,6 +31,7 @@ from antiphon.stage.resolve import resolve_stages
 from antiphon.stage.spec import StageSpec
 
 Progress = Callable[[str, str], None]  # (stage, what it is doing)
+T = TypeVar("T")
 
 
 class AsyncOmni:
@@ -49,11 +51,11 @@ class AsyncOmni:
         on_progress: Progress | None = None,
     ) -> None:
         self.topology = pipeline if isinstance(pipeline, Topology) else load_pipeline(pipeline)
-        given = deployment
-        if given is None:
-            given = Deployment(pipeline=self.topology.name, in_process=bool(in_process))
-        elif not isinstance(given, Deployment):
+        given = deployment or Deployment(pipeline=self.topology.name)
+        if not isinstance(given, Deployment):
             given = load_deployment(given)
+        if in_process is not None:
+            given = msgspec.structs.replace(given, in_process=in_process)
         self.deployment = fill_defaults(self.topology, given)
         self._entries = entries
         self._modalities = modalities
@@ -63,21 +65,23 @@ class AsyncOmni:
         self._stages: StageSet | None = None
         self._adapters: dict[str, EntryAdapter] = {}
         self._tokens = itertools.count()
-        self._answers: dict[int, asyncio.Future[Acknowledged | Inspection]] = {}
+        self._answers: dict[int, tuple[str, asyncio.Future[Acknowledged | Inspection]]] = {}
 
     # --- life ---------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Fetch models if need be, start every stage, and return when all are ready."""
         run = new_run_token()
-        self._specs = await asyncio.to_thread(
-            resolve_stages,
-            self.topology,
-            self.deployment,
-            run=run,
-            entries=self._entries,
-            modalities=self._modalities,
-            on_progress=self._on_progress,
+        self._specs = await _in_thread(
+            lambda progress: resolve_stages(
+                self.topology,
+                self.deployment,
+                run=run,
+                entries=self._entries,
+                modalities=self._modalities,
+                on_progress=progress,
+            ),
+            self._on_progress,
         )
         self._adapters = await asyncio.to_thread(self._load_adapters)
         self._stages = StageSet(
@@ -85,7 +89,7 @@ class AsyncOmni:
             in_process=self.deployment.in_process,
             run=run,
             on_event=self._on_event,
-            on_gone=self._router.on_gone,
+            on_gone=self._on_gone,
             on_progress=self._on_progress,
         )
         try:
@@ -208,19 +212,48 @@ class AsyncOmni:
         loop = asyncio.get_running_loop()
         futures = {}
         for name, client in self._stages.clients.items():
+            self._router.require(name)
             token = next(self._tokens)
-            futures[name] = self._answers[token] = loop.create_future()
+            futures[name] = loop.create_future()
+            self._answers[token] = (name, futures[name])
             client.send(command(token))
         answers = await asyncio.gather(*futures.values())
         return dict(zip(futures, answers, strict=True))
 
+    def _on_gone(self, stage: str, why: AntiphonError) -> None:
+        self._router.on_gone(stage, why)
+        for name, future in self._answers.values():
+            if name == stage and not future.done():
+                future.set_exception(why)
+        self._answers = {t: a for t, a in self._answers.items() if a[0] != stage}
+
     def _on_event(self, stage: str, event: Event, frames: Frames) -> None:
         if isinstance(event, Acknowledged | Inspection):
-            future = self._answers.pop(event.token, None)
+            _, future = self._answers.pop(event.token, (stage, None))
             if future is not None and not future.done():
                 _settle(future, stage, event)
         else:
             self._router.on_event(stage, event, frames)
+
+
+async def _in_thread(work: Callable[[Progress], T], on_progress: Progress) -> T:
+    """Run `work` in a thread; a cancellation ends it at its next sign of progress."""
+    cancelled = threading.Event()
+
+    def progress(stage: str, phase: str) -> None:
+        if cancelled.is_set():
+            raise ShutdownError("the pipeline was closed while its models were made ready")
+        on_progress(stage, phase)
+
+    thread = asyncio.ensure_future(asyncio.to_thread(work, progress))
+    try:
+        return await asyncio.shield(thread)
+    except asyncio.CancelledError:
+        cancelled.set()
+        await asyncio.wait([thread])
+        if not thread.cancelled():
+            thread.exception()  # seen: the cancellation is what the caller gets
+        raise
 
 
 def _entry_request(request: OmniRequest) -> EntryRequest:

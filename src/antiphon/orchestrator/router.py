@@ -89,8 +89,7 @@ class Router:
         if label is not None and label in self._labels:
             raise DuplicateRequestError(f"request '{label}' is still running; choose another id")
         for stage in plan.path:
-            if (why := self._gone.get(stage.name)) is not None:
-                raise StageDiedError(f"stage '{stage.name}' is not running: {why}")
+            self.require(stage.name)
         live = LiveRequest(label, Flow(plan, self._send, self._clock), asyncio.Queue())
         live.flow.start(prompts)
         self._live[plan.uid] = live
@@ -101,6 +100,11 @@ class Router:
                 request.deadline_s, self._on_deadline, live, request.deadline_s
             )
         return live
+
+    def require(self, stage: str) -> None:
+        """Raise StageDiedError if the stage is gone."""
+        if (why := self._gone.get(stage)) is not None:
+            raise StageDiedError(f"stage '{stage}' is not running: {why}")
 
     async def abort(self, live: LiveRequest) -> None:
         """End a request; returns when every stage has acknowledged. Harmless if it has ended."""

@@ -1,4 +1,6 @@
-"""How a caller's request becomes prompts for the stage it enters at. Neither vllm nor torch is imported here."""
+"""How a caller's request becomes prompts for the stage it enters at. Neither vllm nor torch is
+imported here.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ class EntryAdapter(Protocol):
     def prompts(self, request: EntryRequest) -> list[list[int]]:
         """Token ids, one list per part; parts are served in this order.
 
-        Raises EmptyInputError if there is nothing to answer or to speak, InputTooLongError if it does not fit the
-        model's length.
+        Raises EmptyInputError if there is nothing to answer or to speak, InputTooLongError if it
+        does not fit the model's length.
         """
         ...

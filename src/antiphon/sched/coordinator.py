@@ -50,8 +50,11 @@ class Coordinator:
     def __init__(self, clock: Callable[[], float]) -> None:
         self.gate = Gate(clock)
         self.events = StageEvents()
+        self._clock = clock
         self._records: dict[str, _Record] = {}
+        self._num_feeding = 0  # records with outgoing edges
         self._leaving: dict[str, _Record] = {}  # ended; tokens of their last step may still come
+        self._reasons: dict[str, ErrorInfo] = {}  # of endings that have not been reported yet
         self._work = StageWork()
 
     # --- from the host ------------------------------------------------------------------------
@@ -68,6 +71,7 @@ class Coordinator:
     ) -> None:
         """Announce a request before it is added: the edge it waits for and the edges it feeds."""
         self._records[uid] = _Record(params, tuple(edges), num_prompt_tokens)
+        self._num_feeding += bool(edges)
         if waits_for is not None:
             self.gate.register(uid, waits_for, timeout_s)
         if edges:
@@ -103,12 +107,20 @@ class Coordinator:
 
     @property
     def has_work(self) -> bool:
-        """Orders wait for the next step, or events for the host."""
-        return bool(self._work) or bool(self.events)
+        """Orders wait for the next step, events for the host, or a deadline has passed."""
+        return bool(self._work) or bool(self.events) or self._due
+
+    @property
+    def _due(self) -> bool:
+        due = self.gate.next_due()
+        return due is not None and due <= self._clock()
 
     def take_work(self) -> StageWork:
-        self._leaving.clear()
-        work, self._work = self._work, StageWork()
+        """The orders for the step that has just been scheduled; often there are none."""
+        work = self._work
+        if work:
+            self._leaving.clear()
+            self._work = StageWork()
         return work
 
     def planned(self, uid: str, plan: PromptPlan) -> None:
@@ -118,9 +130,15 @@ class Coordinator:
         self.gate.open(uid)
 
     def fail(self, uid: str, error: AntiphonError | ErrorInfo) -> None:
-        """Remember why a request ends; the scheduler ends it."""
+        """Remember why a request ends; the scheduler ends it and reports it with a step."""
         info = error.to_wire() if isinstance(error, AntiphonError) else error
-        self.events.errors.setdefault(uid, info)
+        self._reasons.setdefault(uid, info)
+
+    def report(self, uid: str) -> ErrorInfo | None:
+        """The request's end is reported now: its error, if it has one, goes to the host with it."""
+        if (info := self._reasons.pop(uid, None)) is not None:
+            self.events.errors.setdefault(uid, info)
+        return info
 
     def expire(self) -> list[str]:
         """Requests that waited too long, each with its error noted."""
@@ -140,7 +158,7 @@ class Coordinator:
     @property
     def routed(self) -> bool:
         """Whether any request's outputs are wanted downstream."""
-        return bool(self._records) or bool(self._leaving)
+        return bool(self._num_feeding or self._leaving)
 
     def accepted(self, uid: str, token_ids: Sequence[int]) -> None:
         """Tokens that upstream appended to the request;
@@ -159,9 +177,19 @@ class Coordinator:
         """The request left the scheduler, for whatever reason."""
         self.gate.drop(uid)
         record = self._records.pop(uid, None)
+        if self._work.fetches:
+            self._discard_unsent(uid)
         if record is not None and record.edges:
+            self._num_feeding -= 1
             self._leaving[uid] = record
             self._work.ended.append(Ended(uid, keep, num_tokens))
+
+    def _discard_unsent(self, uid: str) -> None:
+        """A payload that was announced for an ended request and not fetched yet is freed."""
+        work = self._work
+        unsent = [fetch for fetch in work.fetches if fetch.uid == uid]
+        work.discards += [fetch.ref.key for fetch in unsent if fetch.ref.key is not None]
+        work.fetches = [fetch for fetch in work.fetches if fetch.uid != uid]
 
     # --- checks -------------------------------------------------------------------------------
 
@@ -176,6 +204,8 @@ class Coordinator:
         self.gate.check_integrity()
         if len(self.gate) > len(self._records):
             raise AssertionError("a gate outlived its request")
+        if self._num_feeding != sum(bool(record.edges) for record in self._records.values()):
+            raise AssertionError("requests with outgoing edges are miscounted")
         for uid in self._work.tokens:
             if uid not in self._records and uid not in self._leaving:
                 raise AssertionError(f"tokens are kept for {uid}, which is gone")

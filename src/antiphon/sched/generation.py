@@ -7,7 +7,7 @@ budget can hold them at all.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -19,6 +19,8 @@ from antiphon.sched.mixin import StageSchedulerMixin
 
 class GenerationScheduler(StageSchedulerMixin, Scheduler):
     """One shot per request; round-robin is upstream's queue order."""
+
+    reserved_tokens: ClassVar[int] = 0  # nothing is sampled
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -35,7 +37,7 @@ class GenerationScheduler(StageSchedulerMixin, Scheduler):
             return False
         needed = request.num_tokens - request.num_computed_tokens
         fits_a_step = needed <= self.max_num_scheduled_tokens
-        if fits_a_step and needed > self._left:
+        if needed > self._left and (fits_a_step or self._left <= 0):
             self._left = 0  # later ones do not overtake it
             return False
         self._left -= needed
@@ -48,4 +50,4 @@ class GenerationScheduler(StageSchedulerMixin, Scheduler):
                 f"an input of {num_tokens} tokens does not fit the stage's budget of "
                 f"{self.max_num_scheduled_tokens} tokens per step; raise max_num_batched_tokens"
             )
-        return super().prompt_error(num_tokens - 1)  # nothing is sampled: no room needed for it
+        return super().prompt_error(num_tokens)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar
 
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
 from antiphon.core.options import StageOptions
+from antiphon.core.prompt_plan import PromptPlan, salt_for, validate_plan
 from antiphon.core.tickets import StageNews
 from antiphon.errors import AntiphonError, InputTooLongError, SampledLogprobContractError
 from antiphon.payload.ref import Ref
@@ -22,7 +23,11 @@ from antiphon.upstream.logprobs import sampled_logprob_violation
 from antiphon.upstream.prompt import enqueue_in_place, replace_prompt
 from antiphon.upstream.runner_version import require_v1_runner
 
-_KEPT = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
+_KEPT = (
+    RequestStatus.FINISHED_STOPPED,
+    RequestStatus.FINISHED_LENGTH_CAPPED,
+    RequestStatus.FINISHED_REPETITION,
+)
 
 
 class StageSchedulerMixin(Scheduler):
@@ -31,11 +36,14 @@ class StageSchedulerMixin(Scheduler):
     With no stage feature in use every decision is upstream's own. Not thread-safe, like upstream.
     """
 
+    clock: ClassVar[Callable[[], float]] = staticmethod(time.monotonic)  # of input deadlines
+    reserved_tokens: ClassVar[int] = 1  # of the model's length, for what is sampled
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         require_v1_runner(self.vllm_config)
         self.options = StageOptions.from_config(self.vllm_config.additional_config)
-        self.coordinator = Coordinator(time.monotonic)
+        self.coordinator = Coordinator(type(self).clock)
         self._wants_logprobs: set[str] = set()
         self._parked: dict[str, Request] = {}  # gated: known to upstream, in none of its queues
         self._endings: list[Request] = []  # finished outside a step; reported by the next update
@@ -55,20 +63,26 @@ class StageSchedulerMixin(Scheduler):
         self._finish_now(uids, RequestStatus.FINISHED_ERROR)
 
     def prompt_error(self, num_tokens: int) -> InputTooLongError | None:
-        """Why a prompt of this length is refused: it must leave room for one sampled token."""
-        if num_tokens < self.max_model_len:
+        """Why a prompt of this length is refused: it must leave room for what is sampled."""
+        limit = self.max_model_len - self.reserved_tokens
+        if num_tokens <= limit:
             return None
         return InputTooLongError(
-            f"the prompt has {num_tokens} tokens, the stage takes at most "
-            f"{self.max_model_len - 1}; shorten it or raise max_model_len"
+            f"the prompt has {num_tokens} tokens, the stage takes at most {limit}; "
+            f"shorten it or raise max_model_len"
         )
+
+    def take_endings(self) -> list[EngineCoreOutput]:
+        """The ends that no update has reported; for the host, after a step that raised."""
+        endings, self._endings = self._endings, []
+        return [self._ending(request) for request in endings]
 
     def in_flight(self) -> list[str]:
         """Requests with tokens in a step whose result has not been processed."""
         return [uid for uid, request in self.requests.items() if request.num_in_flight_tokens]
 
     def next_due(self) -> float | None:
-        """Clock value (time.monotonic) of the earliest input deadline."""
+        """Value of `clock` at the earliest input deadline, None if none is running."""
         return self.coordinator.gate.next_due()
 
     def check_integrity(self) -> None:
@@ -90,12 +104,13 @@ class StageSchedulerMixin(Scheduler):
             super()._enqueue_waiting_request(request)
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
-        if expired := self.coordinator.expire():
+        gate = self.coordinator.gate
+        if gate.blocked_count and (expired := self.coordinator.expire()):
             self._finish_now(expired, RequestStatus.FINISHED_ERROR)
         output = super().schedule(throttle_prefills)
         for new in output.scheduled_new_reqs:
-            if new.req_id in self.coordinator.gate:
-                self.coordinator.gate.consume(new.req_id)
+            if new.req_id in gate:
+                gate.consume(new.req_id)
         return with_work(output, self.coordinator.take_work())
 
     def update_from_output(
@@ -134,17 +149,35 @@ class StageSchedulerMixin(Scheduler):
             request = self._parked.get(uid)
             if request is None:
                 continue  # ended while its payload was on the way
-            if (error := self.prompt_error(len(plan.token_ids))) is not None:
+            if (error := self._plan_error(request, plan)) is not None:
                 self.fail_requests([uid], error)
                 continue
             del self._parked[uid]
-            replace_prompt(request, plan.token_ids, plan.salt)
+            replace_prompt(request, plan.token_ids, salt_for(plan, uid))
             self.coordinator.planned(uid, plan)
             enqueue_in_place(self.waiting, request)
         self.coordinator.events.refs.extend(news.refs)
         for uid, info in news.failed:
             self.coordinator.fail(uid, info)
-            self._finish_now([uid], RequestStatus.FINISHED_ERROR)
+            if uid in self.requests:
+                self._finish_now([uid], RequestStatus.FINISHED_ERROR)
+            else:  # it had ended before: what it owed downstream could not be sent
+                self.coordinator.report(uid)
+
+    def _plan_error(self, request: Request, plan: PromptPlan) -> AntiphonError | None:
+        """What is wrong with a planned prompt: upstream would raise for all, or compute nonsense."""
+        samples = request.sampling_params is not None
+        own_ids = samples and not plan.rows_local  # ids that the model looks up itself
+        try:
+            validate_plan(
+                plan,
+                self.max_model_len,
+                request.max_tokens if samples else 0,
+                self.vllm_config.model_config.get_vocab_size() if own_ids else None,
+            )
+        except AntiphonError as error:
+            return error
+        return self.prompt_error(len(plan.token_ids))
 
     def _finish_now(self, uids: Iterable[str], status: RequestStatus) -> None:
         """Finish requests outside upstream's own loop; the next update reports them."""
@@ -168,15 +201,16 @@ class StageSchedulerMixin(Scheduler):
         endings, self._endings = self._endings, []
         for request in endings:
             group = outputs.setdefault(request.client_index, EngineCoreOutputs())
-            error = self.coordinator.events.errors.get(request.request_id)
-            group.outputs.append(
-                EngineCoreOutput(
-                    request_id=request.request_id,
-                    new_token_ids=[],
-                    finish_reason=request.get_finished_reason() or FinishReason.ERROR,
-                    stop_reason=None if error is None else error.message,
-                    events=request.take_events(),
-                    trace_headers=request.trace_headers,
-                )
-            )
+            group.outputs.append(self._ending(request))
         return outputs
+
+    def _ending(self, request: Request) -> EngineCoreOutput:
+        error = self.coordinator.report(request.request_id)
+        return EngineCoreOutput(
+            request_id=request.request_id,
+            new_token_ids=[],
+            finish_reason=request.get_finished_reason(),
+            stop_reason=None if error is None else error.message,
+            events=request.take_events(),
+            trace_headers=request.trace_headers,
+        )

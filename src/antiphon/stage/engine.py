@@ -37,6 +37,12 @@ class StageEngine:
             model=spec.model, additional_config=options.to_config(), **spec.engine_args
         )
         self.config = args.create_engine_config()
+        if self.config.device_config.device_type == "cpu":
+            # Upstream's CPU platform switches the overlap off while it makes the configuration; a
+            # deployment may not ask for it there, but what the spec says holds (its scheduler is
+            # an AsyncScheduler then), so that overlapping steps can be tested without a GPU.
+            overlap = bool(spec.engine_args.get("async_scheduling"))
+            self.config.scheduler_config.async_scheduling = overlap
         self._client = InprocClient(self.config, Executor.get_class(self.config), log_stats=False)
         self._generates = spec.kind is StageKind.AR
         self._core = self._client.engine_core

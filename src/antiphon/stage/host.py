@@ -107,12 +107,12 @@ class StageHost:
         try:
             outputs = self._engine.step().outputs
         except Exception as error:  # noqa: BLE001  isolation boundary around foreign model code
-            outputs = []
             message = " ".join(str(error).split()) or "no message"
             failure = StageStepError(
                 f"stage '{self.spec.name}' failed in a step: {type(error).__name__}: {message}"
             )
             self._scheduler.fail_requests(self._scheduler.in_flight(), failure)
+            outputs = self._scheduler.take_endings()
         self._steps += 1
         self._report(outputs)
         if self._aborts:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import enum
+import functools
 import importlib
 import inspect
 import textwrap
@@ -114,10 +115,12 @@ def field_names(cls: Any) -> tuple[str, ...]:
     if dataclasses.is_dataclass(cls):
         return tuple(f.name for f in dataclasses.fields(cls))
     if issubclass(cls, msgspec.Struct):
-        return cls.__struct_fields__
+        fields: tuple[str, ...] = cls.__struct_fields__
+        return fields
     return tuple(vars(cls).get("_fields", ()))
 
 
+@functools.cache
 def attribute_names(owner: Any) -> set[str]:
     """Names that a class or one of its bases defines, or sets on `self`; of a module, its globals.
 

@@ -18,13 +18,15 @@ _RUNNER = "vllm.v1.worker.gpu_model_runner"
 _CORE = "vllm.v1.engine.core"
 _CLIENT = "vllm.v1.engine.core_client"
 _INPUT_BATCH = "vllm.v1.worker.gpu_input_batch"
-_LOGITS = "vllm.v1.sample.logits_processor"
+_LOGITS = "vllm.v1.sample.logits_processor.interface"
 
 SEAMS: tuple[Seam, ...] = (
     Seam(
         "scheduler hooks",
-        "gates, orders for the worker and typed errors are added around upstream's own loop; each override calls super()",
-        "upstream's KV connector interface can hold and finish requests, with one more lookup per request and step",
+        "gates, orders for the worker and typed errors are added around upstream's own loop; "
+        "each override calls super()",
+        "upstream's KV connector interface can hold and finish requests, with one more lookup "
+        "per request and step",
         (
             Names(
                 _SCHEDULER,
@@ -51,14 +53,8 @@ SEAMS: tuple[Seam, ...] = (
                 _SCHEDULER,
                 "Scheduler",
                 (
-                    "attribute requests",
-                    "attribute waiting",
-                    "attribute running",
-                    "attribute max_model_len",
-                    "attribute max_num_scheduled_tokens",
-                    "attribute vllm_config",
-                    "attribute kv_cache_config",
-                    "attribute kv_cache_manager",
+                    "attribute requests waiting running max_model_len max_num_scheduled_tokens "
+                    "vllm_config kv_cache_config kv_cache_manager",
                 ),
             ),
             Names("vllm.v1.core.kv_cache_manager", "KVCacheManager", ("attribute block_pool",)),
@@ -68,25 +64,17 @@ SEAMS: tuple[Seam, ...] = (
     ),
     Seam(
         "request state",
-        "a gated request enters the scheduler with a placeholder and gets its prompt, and its place in the queue, when its stage input has arrived",
+        "a gated request enters the scheduler with a placeholder and gets its prompt, and its "
+        "place in the queue, when its stage input has arrived",
         "a new Request object in place of the old one",
         (
             Names(
                 _REQUEST,
                 "Request",
                 (
-                    "attribute _all_token_ids",
-                    "attribute block_hashes",
-                    "attribute prompt_token_ids",
-                    "attribute num_prompt_tokens",
-                    "attribute num_tokens",
-                    "attribute num_output_tokens",
-                    "attribute num_computed_tokens",
-                    "attribute num_in_flight_tokens",
-                    "attribute arrival_time",
-                    "attribute cache_salt",
-                    "attribute client_index",
-                    "attribute trace_headers",
+                    "attribute _all_token_ids block_hashes prompt_token_ids num_prompt_tokens "
+                    "num_tokens num_output_tokens num_computed_tokens num_in_flight_tokens "
+                    "arrival_time cache_salt client_index trace_headers",
                     "method update_block_hashes()",
                     "method take_events()",
                     "method get_finished_reason()",
@@ -95,63 +83,26 @@ SEAMS: tuple[Seam, ...] = (
             Names(
                 _REQUEST,
                 "RequestStatus",
-                (
-                    "attribute PREEMPTED",
-                    "attribute FINISHED_STOPPED",
-                    "attribute FINISHED_LENGTH_CAPPED",
-                    "attribute FINISHED_ERROR",
-                ),
+                ("attribute PREEMPTED FINISHED_STOPPED FINISHED_LENGTH_CAPPED FINISHED_ERROR",),
             ),
-            Names(
-                _QUEUE,
-                "",
-                (
-                    "class FCFSRequestQueue",
-                    "class RequestQueue",
-                ),
-            ),
+            Names(_QUEUE, "", ("class FCFSRequestQueue RequestQueue",)),
             Names(_QUEUE, "RequestQueue", ("method add_request(request)",)),
         ),
     ),
     Seam(
         "envelopes",
-        "what travels between scheduler and worker beside upstream's fields is one more field of a subclass, built from vars() of upstream's object",
+        "what travels between scheduler and worker beside upstream's fields is one more field "
+        "of a subclass, built from vars() of upstream's object",
         "none needed while both stay dataclasses",
         (
             Names(_SCHED_OUTPUT, "", ("class SchedulerOutput",)),
+            Names(_SCHED_OUTPUT, "SchedulerOutput", ("field scheduled_new_reqs",)),
             Names(
-                _SCHED_OUTPUT,
-                "SchedulerOutput",
-                (
-                    "field scheduled_new_reqs",
-                    "field num_scheduled_tokens",
-                ),
+                _SCHED_OUTPUT, "NewRequestData", ("field req_id prompt_token_ids prompt_embeds",)
             ),
+            Names(_OUTPUTS, "", ("class ModelRunnerOutput AsyncModelRunnerOutput",)),
             Names(
-                _SCHED_OUTPUT,
-                "NewRequestData",
-                (
-                    "field req_id",
-                    "field prompt_token_ids",
-                    "field prompt_embeds",
-                ),
-            ),
-            Names(
-                _OUTPUTS,
-                "",
-                (
-                    "class ModelRunnerOutput",
-                    "class AsyncModelRunnerOutput",
-                ),
-            ),
-            Names(
-                _OUTPUTS,
-                "ModelRunnerOutput",
-                (
-                    "field req_id_to_index",
-                    "field sampled_token_ids",
-                    "field logprobs",
-                ),
+                _OUTPUTS, "ModelRunnerOutput", ("field req_id_to_index sampled_token_ids logprobs",)
             ),
             Names(_OUTPUTS, "AsyncModelRunnerOutput", ("method get_output()",)),
         ),
@@ -164,11 +115,7 @@ SEAMS: tuple[Seam, ...] = (
             Names(
                 _OUTPUTS,
                 "LogprobsLists",
-                (
-                    "field logprob_token_ids",
-                    "field logprobs",
-                    "field cu_num_generated_tokens",
-                ),
+                ("field logprob_token_ids logprobs cu_num_generated_tokens",),
             ),
         ),
     ),
@@ -181,13 +128,8 @@ SEAMS: tuple[Seam, ...] = (
                 "vllm.v1.engine",
                 "EngineCoreOutput",
                 (
-                    "field request_id",
-                    "field new_token_ids",
-                    "field pooling_output",
-                    "field finish_reason",
-                    "field stop_reason",
-                    "field events",
-                    "field trace_headers",
+                    "field request_id new_token_ids pooling_output finish_reason stop_reason "
+                    "events trace_headers",
                 ),
             ),
             Names("vllm.v1.engine", "EngineCoreOutputs", ("field outputs",)),
@@ -202,16 +144,14 @@ SEAMS: tuple[Seam, ...] = (
             Names(
                 "vllm.config",
                 "VllmConfig",
-                (
-                    "attribute use_v2_model_runner",
-                    "field additional_config",
-                ),
+                ("attribute use_v2_model_runner", "field additional_config"),
             ),
         ),
     ),
     Seam(
         "model runner",
-        "a step's rows are taken between execute_model and sample_tokens; a request's own rows go in when its state is made and are dropped when it is removed",
+        "a step's rows are taken between execute_model and sample_tokens; a request's own rows "
+        "go in when its state is made and are dropped when it is removed",
         "forward hooks on the model",
         (
             Names(
@@ -220,41 +160,28 @@ SEAMS: tuple[Seam, ...] = (
                 (
                     "method execute_model(scheduler_output, intermediate_tensors)",
                     "method sample_tokens(grammar_output)",
-                    "method load_model(load_dummy_weights, draft_only)",
+                    "method load_model(load_dummy_weights, model)",
                     "method get_model()",
                     "method _update_states(scheduler_output)",
                     "method _on_request_state_removed(req_id, req_state)",
-                    "attribute execute_model_state",
-                    "attribute input_batch",
-                    "attribute requests",
-                    "attribute model",
-                    "attribute dtype",
-                    "attribute query_start_loc",
+                    "attribute execute_model_state input_batch requests model dtype "
+                    "query_start_loc",
                 ),
             ),
             Names(_RUNNER, "ExecuteModelState", ("field hidden_states",)),
-            Names(
-                _INPUT_BATCH,
-                "InputBatch",
-                (
-                    "attribute req_ids",
-                    "attribute num_computed_tokens_cpu",
-                ),
-            ),
+            Names(_INPUT_BATCH, "InputBatch", ("attribute req_ids num_computed_tokens_cpu",)),
             Names("vllm.v1.utils", "CpuGpuBuffer", ("attribute np",)),
             Names(
                 "vllm.v1.worker.cpu_model_runner",
                 "CPUModelRunner",
-                (
-                    "method load_model(load_dummy_weights)",
-                    "method get_model()",
-                ),
+                ("method load_model(load_dummy_weights)", "method get_model()"),
             ),
         ),
     ),
     Seam(
         "workers",
-        "upstream has no setting for the runner's class: the GPU worker makes it in a method of its own, the CPU worker inside init_device",
+        "upstream has no setting for the runner's class: the GPU worker makes it in a method of "
+        "its own, the CPU worker inside init_device",
         "a worker that repeats init_device's few lines",
         (
             Names(
@@ -265,8 +192,7 @@ SEAMS: tuple[Seam, ...] = (
                     "method sleep(level)",
                     "method wake_up(tags)",
                     "method shutdown()",
-                    "attribute model_runner",
-                    "attribute vllm_config",
+                    "attribute model_runner vllm_config",
                 ),
             ),
             Names(
@@ -277,9 +203,7 @@ SEAMS: tuple[Seam, ...] = (
                     "method sleep(level)",
                     "method wake_up(tags)",
                     "method shutdown()",
-                    "attribute model_runner",
-                    "attribute vllm_config",
-                    "attribute device",
+                    "attribute model_runner vllm_config device",
                 ),
             ),
         ),
@@ -303,31 +227,16 @@ SEAMS: tuple[Seam, ...] = (
                     "method shutdown(timeout)",
                 ),
             ),
-            Names(
-                _CORE,
-                "EngineCore",
-                (
-                    "attribute scheduler",
-                    "attribute batch_queue",
-                ),
-            ),
+            Names(_CORE, "EngineCore", ("attribute scheduler batch_queue",)),
             Names("vllm.v1.executor.abstract", "Executor", ("method get_class(vllm_config)",)),
             Names("vllm.v1.executor.uniproc_executor", "", ("class UniProcExecutor",)),
             Names(
                 "vllm.v1.engine",
                 "EngineCoreRequest",
                 (
-                    "field request_id",
-                    "field prompt_token_ids",
-                    "field mm_features",
-                    "field sampling_params",
-                    "field pooling_params",
-                    "field arrival_time",
-                    "field lora_request",
-                    "field cache_salt",
-                    "field data_parallel_rank",
-                    "field external_req_id",
-                    "field priority",
+                    "field request_id prompt_token_ids mm_features sampling_params pooling_params "
+                    "arrival_time lora_request cache_salt data_parallel_rank external_req_id "
+                    "priority",
                 ),
             ),
             Names(
@@ -337,29 +246,28 @@ SEAMS: tuple[Seam, ...] = (
             ),
             Names("vllm.config", "ModelConfig", ("method try_get_generation_config()",)),
             Names(
-                "vllm",
+                "vllm.sampling_params",
                 "SamplingParams",
                 (
                     "method update_from_generation_config(generation_config, eos_token_id)",
                     "field extra_args",
                 ),
             ),
-            Names(
-                "vllm",
-                "PoolingParams",
-                (
-                    "field task",
-                    "field extra_kwargs",
-                ),
-            ),
+            Names("vllm.pooling_params", "PoolingParams", ("field task extra_kwargs",)),
         ),
     ),
     Seam(
         "stage models",
-        "models that vLLM does not know are registered by name; the talker's grammar is a logits processor, the vocoder a pooling model without attention",
-        "none needed: these are upstream's extension interfaces, listed because they change between releases",
+        "models that vLLM does not know are registered by name; the talker's grammar is a "
+        "logits processor, the vocoder a pooling model without attention",
+        "none needed: these are upstream's extension interfaces, listed because they change "
+        "between releases",
         (
-            Names("vllm", "", ("class ModelRegistry",)),
+            Names(
+                "vllm.model_executor.models.registry",
+                "_ModelRegistry",
+                ("method register_model(model_arch, model_cls)",),
+            ),
             Names(
                 _LOGITS,
                 "LogitsProcessor",

@@ -42,7 +42,7 @@ class Seam:
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Names of one owner, given as `kind name(parameter, …)`."""
+    """Names of one owner, given as `kind name(parameter, …)` or `kind name name …`."""
 
     module: str
     owner: str  # class, or "" for names of the module itself
@@ -52,16 +52,24 @@ class Names:
         for entry in self.entries:
             kind, _, rest = entry.partition(" ")
             name, bracket, parameters = rest.rstrip(")").partition("(")
-            signature = tuple(p.strip() for p in parameters.split(",") if p.strip())
-            yield Symbol(
-                module=self.module,
-                qualname=f"{self.owner}.{name}" if self.owner else name,
-                kind=_kind(kind),
-                signature=signature if bracket else None,
-                seam=seam.name,
-                reason=seam.reason,
-                fallback=seam.fallback,
-            )
+            if bracket:
+                signature = tuple(p.strip() for p in parameters.split(",") if p.strip())
+                yield self._symbol(seam, kind, name, signature)
+            else:
+                yield from (self._symbol(seam, kind, name, None) for name in rest.split())
+
+    def _symbol(
+        self, seam: Seam, kind: str, name: str, signature: tuple[str, ...] | None
+    ) -> Symbol:
+        return Symbol(
+            module=self.module,
+            qualname=f"{self.owner}.{name}" if self.owner else name,
+            kind=_kind(kind),
+            signature=signature,
+            seam=seam.name,
+            reason=seam.reason,
+            fallback=seam.fallback,
+        )
 
 
 def _kind(word: str) -> Kind:

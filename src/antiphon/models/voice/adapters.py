@@ -1,7 +1,8 @@
 """What happens at the edges of the `voice` pipeline.
 
-`speak` (thinker → talker): the text is cut into sentences while it is written, each a part of its own; the talker's end
-turns a sentence into phonemes. `codes` (talker → code2wav): the codec ids, without the phonemes between them.
+`speak` (thinker → talker): the text is cut into sentences while it is written, each a part of its
+own; the talker's end turns a sentence into phonemes. `codes` (talker → code2wav): the codec ids,
+without the phonemes between them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from antiphon.core.prompt_plan import PromptPlan
 from antiphon.errors import AdapterError
 from antiphon.models.voice import phonemes
 from antiphon.models.voice.text import SentenceStream, has_words, normalise
-from antiphon.models.voice.vocabulary import FIRST_CODE, NUM_CODES
+from antiphon.models.voice.vocabulary import FIRST_CODE, NUM_CODES, SPACE
 from antiphon.payload.adapters import OutputNeeds, StageContext, StepRows
 from antiphon.payload.types import Payload, Scalar, per_request, per_token
 
@@ -52,7 +53,9 @@ class SpeakOutput:
 
 
 class Speaker:
-    """One request's text on its way to the talker. Special tokens and parts without a word are dropped."""
+    """One request's text on its way to the talker. Special tokens and parts without a word are
+    dropped.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -79,11 +82,11 @@ class SpeakInput:
 
     def plan(self, uid: str, payload: Payload, params: Mapping[str, Scalar]) -> PromptPlan:
         """The talker's prompt. A text without a sound is a short pause."""
-        # normalised again: a payload may come from anywhere, and the library rejects endless numbers
+        # normalised again: a payload may come from anywhere, and endless numbers are not read
         ids = phonemes.phoneme_ids(normalise(payload_text(payload)))
         if not phonemes.speakable(ids):
             ids = []
-        words = ids.count(phonemes.SPACE) + 1
+        words = ids.count(SPACE) + 1
         if len(ids) > phonemes.MAX_PHONEMES or words > phonemes.MAX_WORDS:
             raise AdapterError(
                 f"a part of {len(ids)} phonemes in {words} words is too long to be spoken at once"
@@ -141,13 +144,16 @@ def _spoken(parts: Sequence[str]) -> list[Payload]:
 
 
 def _field(payload: Payload, name: str, dtype: torch.dtype) -> torch.Tensor:
-    """The named field, a vector of this dtype with at least one element. Raises AdapterError if it is not."""
+    """The named field, a vector of this dtype with at least one element. Raises AdapterError if it
+    is not.
+    """
     field = payload.fields.get(name)
     if field is None:
         raise AdapterError(f"the payload has no field {name!r}")
     tensor = field.tensor
     if tensor.dtype != dtype or tensor.dim() != 1 or tensor.numel() == 0:
         raise AdapterError(
-            f"the field {name!r} must be a vector of {dtype}, not {tensor.dtype} {tuple(tensor.shape)}"
+            f"the field {name!r} must be a vector of {dtype}, not {tensor.dtype}"
+            f" {tuple(tensor.shape)}"
         )
     return tensor

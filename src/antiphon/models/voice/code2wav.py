@@ -1,8 +1,8 @@
-"""The codec decoder as a stage of vLLM: an attention-free pooling model. A prompt is a run of codes, its pooled output
-the waveform, float32 [samples] at 24 kHz.
+"""The codec decoder as a stage of vLLM: an attention-free pooling model. A prompt is a run of
+codes, its pooled output the waveform, float32 [samples] at 24 kHz.
 
-Nothing is kept between requests. Where one request's codes end and the next one's begin is known to the pooler only,
-so the forward pass hands the ids through and the pooler decodes them.
+Nothing is kept between requests. Where one request's codes end and the next one's begin is known
+to the pooler only, so the forward pass hands the ids through and the pooler decodes them.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class WaveformPooler(Pooler):
     ) -> list[torch.Tensor]:
         """`hidden_states` are the ids of the step [num_tokens]; one waveform per request."""
         lengths = pooling_metadata.prompt_lens.tolist()
-        codes = hidden_states.long().split(lengths)
+        codes = torch.split(hidden_states.long(), lengths)
         groups: dict[int, list[int]] = {}
         for index, length in enumerate(lengths):
             groups.setdefault(length, []).append(index)
@@ -63,7 +63,9 @@ class WaveformPooler(Pooler):
             spectrum, pitch = self._decoder[0](torch.stack([codes[i] for i in indices]))
             for row, index in enumerate(indices):
                 wave = synthesise(
-                    spectrum[row].float().cpu().numpy(), pitch[row].float().cpu().numpy(), self._seed
+                    spectrum[row].float().cpu().numpy(),
+                    pitch[row].float().cpu().numpy(),
+                    self._seed,
                 )
                 waves[index] = torch.from_numpy(wave)
         return [waves[index] for index in range(len(lengths))]
@@ -78,6 +80,7 @@ class Code2Wav(nn.Module, IsAttentionFree):
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
         config = vllm_config.model_config.hf_config
+        assert isinstance(config, Code2WavConfig)  # noqa: S101 - the checkpoint's model_type
         self.decoder = CodecDecoder(sizes_of(config)).eval()
         self.pooler = WaveformPooler(self.decoder, config.noise_seed)
 

@@ -7,13 +7,14 @@ from typing import Any
 from transformers import PretrainedConfig
 
 
-class Code2WavConfig(PretrainedConfig):
+class Code2WavConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
     """Sizes of the codec decoder; the attention fields exist because vLLM asks for them."""
 
     model_type = "antiphon_voice_code2wav"
 
     def __init__(
         self,
+        *,
         vocab_size: int = 2048,
         code_dim: int = 48,
         hidden_size: int = 256,

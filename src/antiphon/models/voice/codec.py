@@ -1,4 +1,5 @@
-"""From codec ids to a waveform: codebook, decoder, the decoder blocks of hibari and its source-filter synthesis.
+"""From codec ids to a waveform: codebook, decoder, the decoder blocks of hibari and its
+source-filter synthesis.
 
 A code stands for 25 ms: two frames of 12.5 ms, 600 samples at 24 kHz.
 """
@@ -34,7 +35,9 @@ class CodecSizes:
 
 
 class ConvNeXt(nn.Module):
-    """Depthwise convolution over time, then two pointwise layers, added to the input. [batch, time, dim]."""
+    """Depthwise convolution over time, then two pointwise layers, added to the input. [batch,
+    time, dim].
+    """
 
     def __init__(self, dim: int, inner: int, eps: float, kernel: int = 7) -> None:
         super().__init__()
@@ -72,7 +75,9 @@ class CodecDecoder(nn.Module):
         self.head = nn.Linear(dim, sizes.spectrum)
 
     def forward(self, codes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """[batch, n] codes to the spectrum parts [batch, 2n, 3005] and the pitch in Hz [batch, 2n], 0 if unvoiced."""
+        """[batch, n] codes to the spectrum parts [batch, 2n, 3005] and the pitch in Hz [batch,
+        2n], 0 if unvoiced.
+        """
         batch, frames = codes.shape[0], FRAMES_PER_CODE * codes.shape[1]
         x = self.expand(self.codebook(codes))
         for block in self.blocks:
@@ -90,9 +95,11 @@ class CodecDecoder(nn.Module):
 def synthesise(
     spectrum: npt.NDArray[np.float32], pitch: npt.NDArray[np.float32], seed: int
 ) -> npt.NDArray[np.float32]:
-    """The waveform [300 * frames] of one utterance from spectrum parts [frames, 3005] and pitch [frames].
+    """The waveform [300 * frames] of one utterance from spectrum parts [frames, 3005] and pitch
+    [frames].
 
-    The noise comes from `seed` alone, so the result never depends on what else is being synthesised.
+    The noise comes from `seed` alone, so the result never depends on what else is being
+    synthesised.
     """
     parts = [np.ascontiguousarray(part) for part in spectrum.T.reshape(5, _BINS, -1)]
     wave: npt.NDArray[np.float32] = dsp.synth(*parts, pitch, np.random.default_rng(seed))

@@ -1,4 +1,6 @@
-"""Our codec and the last decoder blocks of hibari's network in one checkpoint for the code2wav stage."""
+"""Our codec and the last decoder blocks of hibari's network in one checkpoint for the code2wav
+stage.
+"""
 
 from __future__ import annotations
 
@@ -35,14 +37,18 @@ def convert_codec(codec: Path, hibari: Path, folder: Path) -> None:
     tensors = codec_tensors(load_file(codec))
     tail, eps = tail_tensors(onnx.load(str(hibari)))
     tensors |= tail
-    save_file({f"decoder.{name}": array for name, array in tensors.items()}, folder / "model.safetensors")
+    save_file(
+        {f"decoder.{name}": array for name, array in tensors.items()}, folder / "model.safetensors"
+    )
     config = {
         "architectures": [CODE2WAV_ARCH],
         "model_type": "antiphon_voice_code2wav",
         "vocab_size": tensors["codebook.weight"].shape[0],
         "code_dim": tensors["codebook.weight"].shape[1],
         "hidden_size": tensors["mean"].shape[0],
-        "num_hidden_layers": sum(name.startswith("blocks.") and name.endswith("gamma") for name in tensors),
+        "num_hidden_layers": sum(
+            name.startswith("blocks.") and name.endswith("gamma") for name in tensors
+        ),
         "decoder_inner": tensors["blocks.0.pw1.weight"].shape[0],
         "tail_layers": _TAIL_BLOCKS,
         "tail_inner": tensors["tail.0.pw1.weight"].shape[0],
@@ -88,7 +94,15 @@ def tail_tensors(model: onnx.ModelProto) -> tuple[dict[str, Array], float]:
     }
     for index in range(_TAIL_BLOCKS):
         block = FIRST_TAIL_BLOCK + index
-        for part in ("gamma", "dw.weight", "dw.bias", "norm.weight", "norm.bias", "pw1.bias", "pw2.bias"):
+        for part in (
+            "gamma",
+            "dw.weight",
+            "dw.bias",
+            "norm.weight",
+            "norm.bias",
+            "pw1.bias",
+            "pw2.bias",
+        ):
             tail[f"tail.{index}.{part}"] = plain(f"m.dec.{block}.{part}")
         for part in ("pw1", "pw2"):
             tail[f"tail.{index}.{part}.weight"] = matrix(f"dec.{block}/{part}")

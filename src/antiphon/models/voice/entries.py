@@ -1,4 +1,6 @@
-"""The two ways into the `voice` pipeline: a conversation enters at the thinker, a text to be spoken at the talker."""
+"""The two ways into the `voice` pipeline: a conversation enters at the thinker, a text to be
+spoken at the talker.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ from antiphon.pipeline.entry import EntryRequest, Message
 class ChatEntry:
     """A conversation as one prompt of the thinker, in the model's own chat template.
 
-    Without a system message the template puts in the model's own; this small model answers worse with another.
+    Without a system message the template puts in the model's own; this small model answers worse
+    with another.
     """
 
     def __init__(self, checkpoint: Path) -> None:
@@ -36,10 +39,11 @@ class ChatEntry:
             add_generation_prompt=True,
         )
         ids: list[int] = self._tokenizer.encode(prompt, add_special_tokens=False).ids
-        if len(ids) > THINKER_CONTEXT - THINKER_REPLY:
+        limit = THINKER_CONTEXT - THINKER_REPLY
+        if len(ids) > limit:
             raise InputTooLongError(
-                f"The conversation takes {len(ids)} tokens; at most {THINKER_CONTEXT - THINKER_REPLY}"
-                " leave room for an answer: shorten it."
+                f"The conversation takes {len(ids)} tokens; at most {limit} leave room for an"
+                " answer: shorten it."
             )
         return [ids]
 

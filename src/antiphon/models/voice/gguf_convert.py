@@ -1,4 +1,6 @@
-"""A Llama-shaped GGUF file with a byte-level BPE tokenizer, rewritten as a Hugging Face folder in bfloat16."""
+"""A Llama-shaped GGUF file with a byte-level BPE tokenizer, rewritten as a Hugging Face folder in
+bfloat16.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,9 @@ def hf_name(name: str) -> str:
 
 
 def unpermute(weight: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.float32]:
-    """Undo the row order of GGUF's q and k projections: pairs side by side there, in two halves here."""
+    """Undo the row order of GGUF's q and k projections: pairs side by side there, in two halves
+    here.
+    """
     rows = weight.shape[0]
     paired = weight.reshape(heads, rows // heads // 2, 2, *weight.shape[1:])
     return paired.swapaxes(1, 2).reshape(weight.shape)

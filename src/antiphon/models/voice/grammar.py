@@ -1,8 +1,8 @@
 """The talker's grammar as a logits processor of vLLM.
 
-It works on the whole batch: one pass over the requests to see what was sampled, then a handful of operations on the
-batch's logits. Everything it knows about a request follows from its prompt and output ids, so a request that was
-preempted, moved or resumed is read again and goes on.
+It works on the whole batch: one pass over the requests to see what was sampled, then a handful of
+operations on the batch's logits. Everything it knows about a request follows from its prompt and
+output ids, so a request that was preempted, moved or resumed is read again and goes on.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class TalkerGrammar(LogitsProcessor):
     def validate_params(cls, sampling_params: SamplingParams) -> None:
         value = (sampling_params.extra_args or {}).get(SWITCH, False)
         if not isinstance(value, bool):
-            raise ValueError(f"{SWITCH} must be true or false, not {value!r}")
+            # the type that upstream's contract asks for
+            raise ValueError(f"{SWITCH} must be true or false, not {value!r}")  # noqa: TRY004
 
     def is_argmax_invariant(self) -> bool:
         return False

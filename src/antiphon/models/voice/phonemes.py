@@ -1,4 +1,6 @@
-"""From text to the talker's prompts, by the grapheme-to-phoneme step of hibari-tts (about 1 ms per sentence)."""
+"""From text to the talker's prompts, by the grapheme-to-phoneme step of hibari-tts (about 1 ms per
+sentence).
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,10 @@ from antiphon.models.voice.vocabulary import BOS, FIRST_MARK, NUM_MARKS, PAD, SE
 PART_PHONEMES = 200
 """Ids of a comfortable part; about 12 s of speech. Longer texts become several prompts."""
 
-MAX_PHONEMES = 330
-"""Ids that still fit the talker's 1,024 positions, each with one code at least: 330 + 4, then 2 * 332 + 1."""
+MAX_PHONEMES = 338
+"""Ids that still fit the talker's 1,024 positions: 338 + 4 of prompt, then 340 with a code each
+and EOS.
+"""
 
 MAX_WORDS = NUM_MARKS
 
@@ -39,7 +43,8 @@ def prompt(ids: Sequence[int]) -> list[int]:
 
 
 def phoneme_ids(text: str) -> list[int]:
-    """The ids of the text's phonemes, spaces and punctuation; what the talker does not know is left out.
+    """The ids of the text's phonemes, spaces and punctuation; what the talker does not know is
+    left out.
 
     `text` must be normalised: the library cannot read numbers of more than 66 digits.
     """

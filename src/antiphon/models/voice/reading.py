@@ -1,7 +1,8 @@
 """How far the talker has read its prompt, and what may come next. Pure bookkeeping on token ids.
 
-The output repeats each id between BOS and SEP and follows it with at least one and at most `MAX_CODES` codes (fewer on
-the closing stop and pad, where the voice would slur), then EOS. So every phoneme is spoken once and in order.
+The output repeats each id between BOS and SEP and follows it with at least one and at most
+`MAX_CODES` codes (fewer on the closing stop and pad, where the voice would slur), then EOS. So
+every phoneme is spoken once and in order.
 """
 
 from __future__ import annotations
@@ -24,12 +25,16 @@ class Allowed(NamedTuple):
 
 
 class Reading:
-    """The state of one request. `output` is the live list of its sampled ids, read up to its end at each call."""
+    """The state of one request. `output` is the live list of its sampled ids, read up to its end
+    at each call.
+    """
 
     __slots__ = ("_expected", "_output", "_place", "_room", "_run", "_seen")
 
     def __init__(self, prompt: Sequence[int], output: Sequence[int], room: int) -> None:
-        """`room` is the number of ids that may be sampled in all: codes are cut so that the reading still ends."""
+        """`room` is the number of ids that may be sampled in all: codes are cut so that the
+        reading still ends.
+        """
         self._expected = [*prompt[1:-1], EOS]
         self._output = output
         self._room = room
@@ -49,7 +54,7 @@ class Reading:
         cap = MAX_CODES_AT_END if place >= last - 1 else MAX_CODES
         # each id still to be repeated needs a place for itself and, EOS apart, one for a code
         needed = 2 * (last - place) + 1
-        code = 0 < place and run < cap and (run == 0 or self._room - self._seen > needed)
+        code = place > 0 and run < cap and (run == 0 or self._room - self._seen > needed)
         return Allowed(code, run > 0 or place == 0, self._expected[place])
 
     def _catch_up(self) -> None:

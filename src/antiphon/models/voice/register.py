@@ -1,4 +1,6 @@
-"""Tells vLLM and transformers about the stage models of the `voice` pipeline. Runs in every process of vLLM."""
+"""Tells vLLM and transformers about the stage models of the `voice` pipeline. Runs in every
+process of vLLM.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,9 @@ CODE2WAV_ARCH = "AntiphonVoiceCode2Wav"
 
 
 def register_models() -> None:
-    """Register by name; the model's own module is imported only where it is used. May be called twice."""
+    """Register by name; the model's own module is imported only where it is used. May be called
+    twice.
+    """
     from transformers import AutoConfig
     from vllm import ModelRegistry
 

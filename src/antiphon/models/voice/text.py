@@ -1,8 +1,8 @@
 """Text to parts that the talker can speak: sentences, long ones cut at commas or between words.
 
-`SentenceStream` takes text as it is written and gives each part as soon as its end is certain, which is when the next
-word begins. Splitting a whole text is the same machine fed at once, so both give the same parts. The words of all parts
-in order are the words of `normalise(text)`.
+`SentenceStream` takes text as it is written and gives each part as soon as its end is certain,
+which is when the next word begins. Splitting a whole text is the same machine fed at once, so both
+give the same parts. The words of all parts in order are the words of `normalise(text)`.
 """
 
 from __future__ import annotations
@@ -12,15 +12,18 @@ from collections.abc import Iterator
 from antiphon.models.voice.words import Word, WordStream, ends_sentence, spoken_length
 
 SOFT_LIMIT = 110
-"""Spoken length, about 6 s, from which a part is cut at a comma; the talker was trained on sentences up to this."""
+"""Spoken length, about 6 s, from which a part is cut at a comma; the talker was trained on
+sentences up to this.
+"""
 
-HARD_LIMIT = 200
+HARD_LIMIT = 190
 """Spoken length at which a part without a comma is cut between words."""
 
 MIN_CUT = 20
 """A part is not cut at a comma before this spoken length."""
 
-_CLAUSE_END = (",", ";", ":", "—", "–")
+_CLAUSE_END = (",", ";", ":", "—", "–")  # noqa: RUF001
+_NAMED_SIGNS = frozenset("%&@#+=$£€¥<>/^~*±×÷°©")  # noqa: RUF001
 
 
 def normalise(text: str) -> str:
@@ -38,16 +41,18 @@ def split_sentences(text: str) -> list[str]:
 
 def has_words(part: str) -> bool:
     """False if there is nothing to speak: no letter, no digit, no sign that has a name."""
-    return any(char.isalnum() or char in "%&@#+=$£€¥<>/^~*±×÷°©" for char in part)
+    return any(char.isalnum() or char in _NAMED_SIGNS for char in part)
 
 
 class SentenceStream:
-    """Cuts a growing text into parts. Feeding it in any pieces gives the same parts in the same order."""
+    """Cuts a growing text into parts. Feeding it in any pieces gives the same parts in the same
+    order.
+    """
 
     def __init__(self) -> None:
         self._words = WordStream()
         self._part: list[Word] = []
-        self._length = 0.0  # spoken length of the part, a space for each word
+        self._length = 0.0  # spoken length, with a space for each word
 
     def feed(self, text: str) -> list[str]:
         """Parts that are now complete."""

@@ -1,4 +1,6 @@
-"""The `voice` pipeline: a small thinker writes, a talker speaks sentence by sentence, code2wav makes the sound."""
+"""The `voice` pipeline: a small thinker writes, a talker speaks sentence by sentence, code2wav
+makes the sound.
+"""
 
 from __future__ import annotations
 

