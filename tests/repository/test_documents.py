@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import antiphon
+from antiphon.env import VARIABLES
 from antiphon.upstream.docs import render
 from source import ROOT
 
@@ -54,6 +55,12 @@ def test_python_examples_use_public_names(document: Path) -> None:
         for node in ast.walk(ast.parse(block)):
             if isinstance(node, ast.ImportFrom) and node.module == "antiphon":
                 assert {alias.name for alias in node.names} <= set(antiphon.__all__)
+
+
+def test_every_environment_variable_is_documented() -> None:
+    text = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
+    for variable in VARIABLES:
+        assert f"| `{variable.name}` | {variable.default} | {variable.meaning} |" in text
 
 
 def test_the_readme_names_the_two_commands() -> None:

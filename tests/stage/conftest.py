@@ -93,6 +93,53 @@ def cramped_overlapped(engines: EnginePool, model_a: str) -> Any:
     )
 
 
+@pytest.fixture(scope="session")
+def cached(engines: EnginePool, model_a: str) -> Any:
+    """The roomy stage with prefix caching, on the connector that `listener` takes from."""
+    return engines.stage(two_edges("cached", model_a, enable_prefix_caching=True))
+
+
+@pytest.fixture(scope="session")
+def listener(engines: EnginePool, model_b: str) -> Any:
+    """A consumer of both edges, with prefix caching; it feeds an edge of its own."""
+    from tiny import tiny_spec
+
+    from antiphon.core.options import InEdge, OutEdge
+
+    spec = tiny_spec(
+        "listener",
+        model_b,
+        "stage_tests",
+        inputs=(InEdge("rows", "tiny_adapters:RowsIn"), InEdge("ids", "tiny_adapters:TokensIn")),
+        outputs=(OutEdge("more", "tiny_adapters:RowsOut"), OutEdge("said", "tiny_adapters:TokensOut")),
+        enable_prefix_caching=True,
+        enable_prompt_embeds=True,
+        max_num_batched_tokens=96,
+    )
+    return engines.stage(spec)
+
+
+@pytest.fixture(scope="session")
+def special(engines: EnginePool, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """An out-of-tree model with side outputs that can be made to fall over; two places."""
+    import tiny_stage_model
+    from tiny import tiny_model, tiny_spec
+
+    from antiphon.core.options import OutEdge
+
+    tiny_stage_model.register()
+    folder = tmp_path_factory.mktemp("special")
+    model = tiny_model(folder, seed=1, architectures=[tiny_stage_model.ARCH])
+    names = {"side": "SideOut", "rows": "RowsOut", "missing": "MissingSideOut", "ids": "TokensOut"}
+    edges = [OutEdge(name, f"tiny_adapters:{cls}") for name, cls in names.items()]
+    edges += [
+        OutEdge(f"fail-{at}", "tiny_adapters:RowsOut", {"fail": at}) for at in ("open", "rows", "end")
+    ]
+    edges.append(OutEdge("fail-tokens", "tiny_adapters:TokensOut", {"fail": "tokens"}))
+    spec = tiny_spec("special", model, "stage_special", outputs=tuple(edges), max_num_seqs=2)
+    return engines.stage(spec)
+
+
 def two_edges(name: str, model: str, **over: Any) -> Any:
     from tiny import tiny_spec
 

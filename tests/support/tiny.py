@@ -157,6 +157,7 @@ class Driven:
     def __post_init__(self) -> None:
         self.host = StageHost(self.spec, self._sent)
         self._numbers = 0
+        self._prefills: dict[str, Any] = {}  # upstream's record of each request's prompt
 
     def _sent(self, event: Event, frames: Frames) -> None:
         self.events.append(event)
@@ -171,6 +172,8 @@ class Driven:
         sampling = {"temperature": 0.0, "max_tokens": 8, "ignore_eos": True}
         sampling |= given.pop("sampling", {})
         self.host.handle(Submit(uid, list(token_ids), sampling, **given))
+        if (request := self.host._scheduler.requests.get(uid)) is not None:
+            self._prefills[uid] = request.prefill_stats
 
     def run(self, limit: int = 2000) -> None:
         """Step until there is nothing to do."""
@@ -216,6 +219,10 @@ class Driven:
         )
         return next(e for e in self.events if isinstance(e, Aborted) and e.token == token)
 
+    def cached_tokens(self, uid: str) -> int:
+        """How much of the request's prompt was found in the prefix cache."""
+        return int(self._prefills[uid].num_local_cached_tokens)
+
     def ask(self, command: Command) -> Acknowledged | Inspection:
         """A command that is answered at once, and its answer."""
         before = len(self.events)
@@ -223,6 +230,12 @@ class Driven:
         found = [e for e in self.events[before:] if isinstance(e, Acknowledged | Inspection)]
         assert len(found) == 1
         return found[0]
+
+    def ask_first(self, command: Command) -> Event:
+        """The first event that a command brings."""
+        before = len(self.events)
+        self.host.handle(command)
+        return self.events[before]
 
     def inspect(self) -> Inspection:
         answer = self.ask(Inspect(0))

@@ -18,7 +18,7 @@ CROOKED = 114  # a token that makes a side output one row too short
 
 
 def register() -> None:
-    ModelRegistry.register_model(ARCH, "tiny_stage_model:TinyStageLlama")
+    ModelRegistry.register_model(ARCH, TinyStageLlama)
 
 
 class TinyStageLlama(LlamaForCausalLM):

@@ -93,12 +93,21 @@ def test_too_much_to_speak_is_an_error(speech: SpeechEntry) -> None:
 
 
 def test_entries_import_neither_vllm_nor_torch() -> None:
-    """They run in the server's process; so do the functions that name the checkpoints."""
+    """They run in the server's process."""
     code = (
-        "import sys, antiphon.models.voice.entries, antiphon.models.voice.topology,"
-        " antiphon.models.voice.weights, antiphon.models.voice.gguf_convert,"
-        " antiphon.models.voice.codec_convert\n"
+        "import sys, antiphon.models.voice.entries, antiphon.models.voice.topology\n"
         "antiphon.models.voice.phonemes.prompts('zyxomma')\n"
+        "print(sorted({'torch', 'vllm', 'transformers'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_conversions_import_neither_vllm_nor_torch() -> None:
+    """The process that starts the stages converts the models."""
+    code = (
+        "import sys, antiphon.models.voice.weights, antiphon.models.voice.gguf_convert,"
+        " antiphon.models.voice.codec_convert\n"
         "print(sorted({'torch', 'vllm', 'transformers'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

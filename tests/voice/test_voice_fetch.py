@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
 import subprocess
 import sys
 import zipfile
@@ -107,7 +109,19 @@ def test_folder_is_built_once(cache: Path) -> None:
     assert left_in(cache) == ["model-1/config.json"]
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, ModelUnavailableError, OSError])
+def test_full_disk_is_a_typed_error(cache: Path) -> None:
+    """What the system says is part of the message; nothing stays."""
+
+    def build(folder: Path) -> None:
+        (folder / "half").write_text("written")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(ModelUnavailableError, match="No space left"):
+        build_once("model-1", build)
+    assert left_in(cache) == []
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ModelUnavailableError, ZeroDivisionError])
 def test_interrupted_build_leaves_nothing(cache: Path, error: type[BaseException]) -> None:
     """Ctrl-C or an error in the middle of a conversion."""
 

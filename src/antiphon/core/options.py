@@ -1,4 +1,7 @@
-"""What the scheduler and the workers of a stage need to know; travels in vLLM's `additional_config`."""
+"""What the scheduler and the workers of a stage need to know;
+
+travels in vLLM's `additional_config`.
+"""
 
 from __future__ import annotations
 

@@ -65,17 +65,27 @@ def fetch_package(
 def build_once(name: str, build: Callable[[Path], None], progress: Progress = silent) -> Path:
     """The folder `name` of the cache, filled by `build(folder)` if it is not there yet.
 
-    Whatever `build` raises passes through and leaves nothing behind.
+    Whatever `build` raises passes through and leaves nothing behind; an OSError becomes a
+    ModelUnavailableError.
     """
     target = cache_dir() / name
     if target.is_dir():
         return target
     with _locked(target.parent, name, progress):
         if not target.is_dir():
-            with _partial(target.parent, name) as partial:
+            with _partial(target.parent, name) as partial, _typed(target):
                 build(partial)
                 partial.replace(target)
     return target
+
+
+@contextmanager
+def _typed(target: Path) -> Iterator[None]:
+    """A full disk or a missing permission is the operator's to mend."""
+    try:
+        yield
+    except OSError as error:
+        raise ModelUnavailableError(f"{target} cannot be written ({error.strerror})") from error
 
 
 @contextmanager

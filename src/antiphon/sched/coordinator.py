@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from antiphon.core.gate import Announcement, Gate
 from antiphon.core.prompt_plan import PromptPlan
 from antiphon.core.tickets import Accepted, Ended, Fetch, Scalar, StageWork, Ticket
-from antiphon.errors import AntiphonError, ErrorInfo, StageInputTimeout
+from antiphon.errors import AntiphonError, DuplicateRequestError, ErrorInfo, StageInputTimeout
 from antiphon.payload.ref import Ref
 
 
@@ -52,8 +52,9 @@ class Coordinator:
         self.events = StageEvents()
         self._clock = clock
         self._records: dict[str, _Record] = {}
-        self._num_feeding = 0  # records with outgoing edges
-        self._leaving: dict[str, _Record] = {}  # ended; tokens of their last step may still come
+        # The records with outgoing edges, and those of `_leaving`.
+        self._feeding: dict[str, _Record] = {}
+        self._leaving: list[str] = []  # ended; tokens of their last step may still come
         self._reasons: dict[str, ErrorInfo] = {}  # of endings that have not been reported yet
         self._work = StageWork()
 
@@ -69,9 +70,15 @@ class Coordinator:
         params: dict[str, Scalar],
         num_prompt_tokens: int,
     ) -> None:
-        """Announce a request before it is added: the edge it waits for and the edges it feeds."""
-        self._records[uid] = _Record(params, tuple(edges), num_prompt_tokens)
-        self._num_feeding += bool(edges)
+        """Announce a request before it is added: the edge it waits for and the edges it feeds.
+
+        Raises DuplicateRequestError for a uid whose end has not reached the worker yet.
+        """
+        if uid in self._records or uid in self._leaving:
+            raise DuplicateRequestError(f"request {uid} is still running")
+        record = self._records[uid] = _Record(params, tuple(edges), num_prompt_tokens)
+        if edges:
+            self._feeding[uid] = record
         if waits_for is not None:
             self.gate.register(uid, waits_for, timeout_s)
         if edges:
@@ -119,6 +126,8 @@ class Coordinator:
         """The orders for the step that has just been scheduled; often there are none."""
         work = self._work
         if work:
+            for uid in self._leaving:
+                del self._feeding[uid]
             self._leaving.clear()
             self._work = StageWork()
         return work
@@ -158,20 +167,23 @@ class Coordinator:
     @property
     def routed(self) -> bool:
         """Whether any request's outputs are wanted downstream."""
-        return bool(self._num_feeding or self._leaving)
+        return bool(self._feeding)
 
     def accepted(self, uid: str, token_ids: Sequence[int]) -> None:
-        """Tokens that upstream appended to the request;
+        """Tokens that upstream appended to the request; kept for the worker if an edge wants them.
 
-        kept for the worker if an edge wants them.
+        Called for every request in every step, so it does no more than it must.
         """
-        record = self._records.get(uid) or self._leaving.get(uid)
-        if record is None or not record.edges:
+        record = self._feeding.get(uid)
+        if record is None:
             return
         record.num_tokens += len(token_ids)
-        waiting = self._work.tokens.setdefault(uid, Accepted([], 0))
-        waiting.token_ids.extend(token_ids)
-        waiting.num_tokens = record.num_tokens
+        waiting = self._work.tokens.get(uid)
+        if waiting is None:
+            self._work.tokens[uid] = Accepted([*token_ids], record.num_tokens)
+        else:
+            waiting.token_ids += token_ids
+            waiting.num_tokens = record.num_tokens
 
     def ended(self, uid: str, *, keep: bool, num_tokens: int) -> None:
         """The request left the scheduler, for whatever reason."""
@@ -180,8 +192,7 @@ class Coordinator:
         if self._work.fetches:
             self._discard_unsent(uid)
         if record is not None and record.edges:
-            self._num_feeding -= 1
-            self._leaving[uid] = record
+            self._leaving.append(uid)
             self._work.ended.append(Ended(uid, keep, num_tokens))
 
     def _discard_unsent(self, uid: str) -> None:
@@ -204,8 +215,9 @@ class Coordinator:
         self.gate.check_integrity()
         if len(self.gate) > len(self._records):
             raise AssertionError("a gate outlived its request")
-        if self._num_feeding != sum(bool(record.edges) for record in self._records.values()):
+        feeding = {uid for uid, record in self._records.items() if record.edges}
+        if self._feeding.keys() != feeding.union(self._leaving):
             raise AssertionError("requests with outgoing edges are miscounted")
         for uid in self._work.tokens:
-            if uid not in self._records and uid not in self._leaving:
+            if uid not in self._feeding:
                 raise AssertionError(f"tokens are kept for {uid}, which is gone")

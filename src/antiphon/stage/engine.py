@@ -13,6 +13,7 @@ from typing import Any
 
 from vllm import PoolingParams, SamplingParams
 from vllm.engine.arg_utils import EngineArgs
+from vllm.exceptions import VLLMValidationError
 from vllm.tasks import POOLING_TASKS, PoolingTask
 from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.engine.core_client import InprocClient
@@ -51,6 +52,8 @@ class StageEngine:
         self._eos = self._generation_config.get("eos_token_id")
         self._task = None if self._generates else _pooling_task(self._client)
         self._arrival = 0.0
+        # Edges whose adapters want tensors of every position.
+        self._row_edges = frozenset(self.call_workers("stage_row_edges")[0])
 
     @property
     def scheduler(self) -> StageSchedulerMixin:
@@ -79,17 +82,39 @@ class StageEngine:
         try:
             sampling, pooling = self._params(submit)
             self._client.add_request(self._request(submit, sampling, pooling))
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, VLLMValidationError) as error:
             message = " ".join(str(error).split())
             raise InvalidRequestError(f"the engine refuses the request: {message}") from error
 
     def _params(self, submit: Submit) -> tuple[SamplingParams | None, PoolingParams | None]:
+        # A prompt found in the prefix cache is not computed, so its rows would not exist.
+        skip = not self._row_edges.isdisjoint(submit.edges) or None
         if not self._generates:
-            return None, PoolingParams(task=self._task, extra_kwargs=dict(submit.params))
+            extra = dict(submit.params)
+            return None, PoolingParams(
+                task=self._task, extra_kwargs=extra, skip_reading_prefix_cache=skip
+            )
         sampling = SamplingParams(**_with_args(submit))
+        if skip:
+            sampling.skip_reading_prefix_cache = True
+        self._check(submit.token_ids, sampling)
         primary = self._eos if isinstance(self._eos, int) else None
         sampling.update_from_generation_config(self._generation_config, primary)
         return sampling, None
+
+    def _check(self, token_ids: list[int], sampling: SamplingParams) -> None:
+        """What upstream's own front end checks and its engine takes for granted. ValueError."""
+        vocabulary = self.config.model_config.get_vocab_size()
+        if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocabulary):
+            raise ValueError(f"token ids must lie between 0 and {vocabulary - 1}")
+        if sampling.max_tokens is None:
+            raise ValueError("max_tokens is not given")
+        sampling.verify(
+            self.config.model_config,
+            self.config.speculative_config,
+            self.config.structured_outputs_config,
+            None,
+        )
 
     def _request(
         self, submit: Submit, sampling: SamplingParams | None, pooling: PoolingParams | None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,9 +16,11 @@ from antiphon.core.deadlines import effective_timeout
 from antiphon.errors import (
     AntiphonError,
     DuplicateRequestError,
+    EmptyInputError,
     ErrorInfo,
     StageStepError,
 )
+from antiphon.pipeline.topology import StageKind
 from antiphon.stage.engine import StageEngine
 from antiphon.stage.messages import (
     Abort,
@@ -45,6 +48,9 @@ from antiphon.stage.spec import StageSpec
 Frames = list[memoryview]
 Send = Callable[[Event, Frames], None]
 
+DROPS_WEIGHTS = 2  # vLLM's sleep level without a copy of the weights
+_MEMORY = frozenset({"weights", "kv_cache"})  # vLLM's names of what a worker gives back
+
 
 class StageHost:
     """One stage. Every method runs on the thread that built it."""
@@ -53,8 +59,10 @@ class StageHost:
         self.spec = spec
         self._send = send
         self._aborts: list[Abort] = []
-        self._held: list[Submit] = []  # arrived while the stage sleeps
-        self._sleeping = False
+        self._held: list[Submit | Deliver] = []  # arrived while the stage sleeps or is about to
+        self._asleep: frozenset[str] = frozenset()  # memory that has been given back
+        self._level = 0  # of the sleep; 2 has dropped the weights
+        self._bedtime: Sleep | None = None  # carried out when the last running request has ended
         self._steps = 0
         self.stopped = False
         started = time.monotonic()
@@ -86,17 +94,16 @@ class StageHost:
     def handle(self, command: Command) -> None:
         """Carry out one command. Errors go back as events, never up."""
         match command:
-            case Submit():
-                self._submit(command)
-            case Deliver():
-                for uid, ref in command.items:
-                    self._scheduler.deliver(uid, ref)
+            case Submit() | Deliver():
+                self._start(command)
             case Discard():
                 self._scheduler.coordinator.discard(command.keys)
             case Abort():
                 self._abort(command)
-            case Sleep() | Wake():
-                self._change_sleep(command)
+            case Sleep():
+                self._sleep(command)
+            case Wake():
+                self._wake(command)
             case Inspect():
                 self._send(self._inspect(command), [])
             case Stop():
@@ -106,17 +113,21 @@ class StageHost:
         """One engine step. What the model raises ends the step's requests and no others."""
         try:
             outputs = self._engine.step().outputs
-        except Exception as error:  # noqa: BLE001  isolation boundary around foreign model code
+        except Exception as error:
             message = " ".join(str(error).split()) or "no message"
             failure = StageStepError(
                 f"stage '{self.spec.name}' failed in a step: {type(error).__name__}: {message}"
             )
-            self._scheduler.fail_requests(self._scheduler.in_flight(), failure)
+            if not (concerned := self._scheduler.in_flight()):
+                raise  # no request is to blame, so the next step would raise it again
+            self._scheduler.fail_requests(concerned, failure)
             outputs = self._scheduler.take_endings()
         self._steps += 1
         self._report(outputs)
         if self._aborts:
             self._acknowledge_aborts()
+        if self._bedtime is not None and not self._engine.has_work:
+            self._fall_asleep(self._bedtime)
 
     def expire(self) -> None:
         """A deadline is due although there is no work: a step delivers its error."""
@@ -130,14 +141,23 @@ class StageHost:
 
     # --- parts --------------------------------------------------------------------------------
 
+    def _start(self, command: Submit | Deliver) -> None:
+        """Begin a request or let it go on; while the stage sleeps it waits for that."""
+        if self._asleep or self._bedtime is not None:
+            self._held.append(command)
+        elif isinstance(command, Submit):
+            self._submit(command)
+        else:
+            for uid, ref in command.items:
+                self._scheduler.deliver(uid, ref)
+
     def _submit(self, submit: Submit) -> None:
-        if self._sleeping:
-            self._held.append(submit)
-            return
         coordinator = self._scheduler.coordinator
         try:
             if submit.uid in self._scheduler.requests:
                 raise DuplicateRequestError(f"request {submit.uid} is still running")
+            if self.spec.kind is StageKind.AR and not (submit.token_ids or submit.waits_for):
+                raise EmptyInputError("the prompt is empty")
             if error := self._scheduler.prompt_error(len(submit.token_ids)):
                 raise error
             coordinator.expect(
@@ -158,7 +178,7 @@ class StageHost:
             self._send(Step([failed], []), [])
 
     def _abort(self, command: Abort) -> None:
-        self._held = [s for s in self._held if s.uid not in command.uids]
+        self._held = [h for h in self._held if isinstance(h, Deliver) or h.uid not in command.uids]
         self._engine.abort(command.uids)
         self._aborts.append(command)
         if not self._engine.has_work:
@@ -194,23 +214,62 @@ class StageHost:
         if outputs or events.refs:
             self._send(Step(outputs, events.refs), frames)
 
-    def _change_sleep(self, command: Sleep | Wake) -> None:
-        freed, error = 0, None
-        try:
-            if isinstance(command, Sleep):
-                freed = sum(self._engine.call_workers("stage_sleep", command.level))
-                self._engine.reset_prefix_cache()
-                self._sleeping = True
-            else:
-                self._engine.call_workers("stage_wake", command.tags)
-                self._sleeping = False
-        except (RuntimeError, ValueError, AssertionError) as failure:
-            error = ErrorInfo("stage", f"{type(failure).__name__}: {failure}")
-        self._send(Acknowledged(command.token, freed, error), [])
-        if not self._sleeping:
+    def _sleep(self, command: Sleep) -> None:
+        """Running requests finish before the stage sleeps: their blocks would be gone."""
+        if self._asleep or self._bedtime is not None:
+            self._acknowledge(command, 0, None)  # it sleeps, or is about to
+        elif self._engine.has_work:
+            self._bedtime = command
+        else:
+            self._fall_asleep(command)
+
+    def _fall_asleep(self, command: Sleep) -> None:
+        self._bedtime = None
+        freed, error = self._attempt(
+            lambda: self._engine.call_workers("stage_sleep", command.level)
+        )
+        if error is None:
+            self._engine.reset_prefix_cache()
+            self._asleep, self._level = _MEMORY, command.level
+        self._acknowledge(command, sum(freed), error)
+        self._go_on()
+
+    def _wake(self, command: Wake) -> None:
+        if self._bedtime is not None:
+            early = ErrorInfo("stage", "the stage was woken before it slept")
+            self._acknowledge(self._bedtime, 0, early)
+            self._bedtime = None
+        wanted = _MEMORY if command.tags is None else frozenset(command.tags)
+        tags = sorted(wanted & self._asleep)
+        error = None
+        dropped = self._level == DROPS_WEIGHTS and "weights" in self._asleep
+        if unknown := sorted(wanted - _MEMORY):
+            error = ErrorInfo("stage", f"there is no memory {unknown[0]!r} to wake")
+        elif dropped and "weights" not in wanted:
+            error = ErrorInfo("stage", "level 2 dropped the weights: wake 'weights' first")
+        elif tags:
+            _, error = self._attempt(lambda: self._engine.call_workers("stage_wake", tags, dropped))
+        if error is None:
+            self._asleep -= wanted
+        self._acknowledge(command, 0, error)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """What arrived while the stage slept starts now."""
+        if not self._asleep and self._bedtime is None:
             held, self._held = self._held, []
-            for submit in held:
-                self._submit(submit)
+            for command in held:
+                self._start(command)
+
+    def _attempt(self, call: Callable[[], list[Any]]) -> tuple[list[Any], ErrorInfo | None]:
+        """A call to the workers that may fail without ending the stage."""
+        try:
+            return call(), None
+        except (RuntimeError, ValueError, AssertionError) as failure:
+            return [], ErrorInfo("stage", f"{type(failure).__name__}: {failure}")
+
+    def _acknowledge(self, command: Sleep | Wake, freed: int, error: ErrorInfo | None) -> None:
+        self._send(Acknowledged(command.token, freed, error), [])
 
     def _inspect(self, command: Inspect) -> Inspection:
         error = None

@@ -30,8 +30,16 @@ class StageRunnerOutput(ModelRunnerOutput):
 
 
 def with_work(base: SchedulerOutput, work: StageWork) -> SchedulerOutput:
-    """`base` carrying `work`; `base` itself when there is none."""
-    return StageSchedulerOutput(**vars(base), stage_work=work) if work else base
+    """`base` carrying `work`; `base` itself when there is none.
+
+    In a routed step there always is some, so the two dozen fields are not passed one by one.
+    """
+    if not work:
+        return base
+    output = object.__new__(StageSchedulerOutput)
+    vars(output).update(vars(base))
+    output.stage_work = work
+    return output
 
 
 def work_of(output: SchedulerOutput) -> StageWork | None:

@@ -22,6 +22,11 @@ class DeviceOps(ABC):
     def snapshot(self, rows: torch.Tensor) -> HostCopy:
         """Start copying `rows` ([n, width], a view of a buffer that the next step reuses)."""
 
+    @property
+    @abstractmethod
+    def frees_memory(self) -> bool:
+        """Whether a sleeping worker gives device memory back at all."""
+
     @abstractmethod
     def free_bytes(self) -> int:
         """Free device memory in bytes; 0 where nothing can be freed."""
@@ -40,6 +45,10 @@ class CpuOps(DeviceOps):
 
     def snapshot(self, rows: torch.Tensor) -> HostCopy:
         return _Copied(rows.detach().clone())
+
+    @property
+    def frees_memory(self) -> bool:
+        return False
 
     def free_bytes(self) -> int:
         return 0
@@ -74,6 +83,10 @@ class CudaOps(DeviceOps):
             clone.record_stream(self._stream)
             done.record(self._stream)
         return _CudaCopy(host, done)
+
+    @property
+    def frees_memory(self) -> bool:
+        return True
 
     def free_bytes(self) -> int:
         free, _ = torch.cuda.mem_get_info(self._device)

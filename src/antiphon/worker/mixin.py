@@ -24,12 +24,16 @@ class StageWorkerMixin(Worker):
         self.sleep(level)
         return max(0, ops.free_bytes() - before)
 
-    def stage_wake(self, tags: list[str] | None) -> int:
-        """Undo `stage_sleep`. Bytes taken."""
-        ops = self.stage_runner.device_ops
-        before = ops.free_bytes()
+    def stage_wake(self, tags: list[str], reload: bool) -> None:
+        """Undo `stage_sleep`; with `reload` the weights were dropped and are read again."""
         self.wake_up(tags)
-        return max(0, before - ops.free_bytes())
+        if reload and self.stage_runner.device_ops.frees_memory:
+            self.reload_weights()  # type: ignore[no-untyped-call]
+
+    def stage_row_edges(self) -> list[str]:
+        """The outgoing edges whose adapters want tensors of the requests' positions."""
+        io = self.stage_runner.io
+        return [] if io is None else io.row_edges
 
     def stage_inspect(self) -> dict[str, int]:
         """Check the worker's stores; counts of what they hold. Raises AssertionError."""

@@ -104,6 +104,11 @@ class StageIO:
         return self._num_row_logs > 0
 
     @property
+    def row_edges(self) -> list[str]:
+        """Edges whose adapters want tensors: hidden rows or side outputs."""
+        return [edge for edge, made in self._factories.items() if _wants_tensors(made.needs)]
+
+    @property
     def side_outputs(self) -> frozenset[str]:
         """Names of the side outputs that any edge wants."""
         return frozenset(n for f in self._factories.values() for n in f.needs.side_outputs)
@@ -162,7 +167,7 @@ class StageIO:
                 raise AdapterError(f"the stage has no outgoing edge '{edge}'")
             adapter = factory.open(ticket.uid, ticket.params)
             outlets.append(_Outlet(edge, ticket.epoch, adapter, factory.needs))
-        wants_rows = any(o.needs.include_hidden or o.needs.side_outputs for o in outlets)
+        wants_rows = any(_wants_tensors(outlet.needs) for outlet in outlets)
         self._producers[ticket.uid] = _Producer(outlets, RowLog() if wants_rows else None)
         self._num_row_logs += wants_rows
 
@@ -178,7 +183,7 @@ class StageIO:
                 self._emit(uid, outlet, outlet.adapter.on_tokens(accepted.token_ids))
 
     def _offer_rows(self, uid: str, outlet: _Outlet, rows: Sequence[StepRows]) -> None:
-        if outlet.needs.include_hidden or outlet.needs.side_outputs:
+        if _wants_tensors(outlet.needs):
             for step in rows:
                 self._emit(uid, outlet, outlet.adapter.on_rows(step))
 
@@ -229,6 +234,10 @@ class StageIO:
                 )
             self._prompt_rows[fetch.uid] = rows
         self._news.planned.append((fetch.uid, plan))
+
+
+def _wants_tensors(needs: OutputNeeds) -> bool:
+    return needs.include_hidden or bool(needs.side_outputs)
 
 
 def _make(name: str, context: StageContext) -> object:

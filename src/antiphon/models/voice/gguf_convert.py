@@ -38,6 +38,7 @@ _CONTROL_TOKEN = 3  # GGUF's token type of special tokens
 
 def convert_gguf(source: Path, folder: Path, progress: Progress = silent) -> None:
     """Write weights, config, tokenizer and chat template of `source` into `folder`."""
+    progress("reading the thinker", None)
     reader = GGUFReader(source)
     fields = {name: field.contents() for name, field in reader.fields.items()}
     heads, kv_heads = fields["llama.attention.head_count"], fields["llama.attention.head_count_kv"]
