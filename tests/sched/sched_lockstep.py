@@ -14,6 +14,9 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.outputs import LogprobsLists
 from vllm.v1.request import Request, RequestStatus
 
+from antiphon.sched.mixin import StageSchedulerMixin
+from antiphon.upstream.envelopes import work_of
+
 from factory import make_request, make_scheduler
 from sched_engine import TOKENS, Done, Engine
 
@@ -109,10 +112,13 @@ class Lockstep:
         *,
         overlap: bool,
         policy: str,
+        routed: bool = False,
     ) -> None:
         blocks, sequences, budget, caching = SHAPES[workload.shape]
         self.workload = workload
-        self.overlap = overlap
+        self.routed = routed
+        self.told: dict[str, list[int]] = {}  # tokens that a routed scheduler's worker heard of
+        self.made: dict[str, list[int]] = {}  # tokens that the stock scheduler put out
         self.engines = tuple(
             Engine(
                 make_scheduler(
@@ -148,8 +154,11 @@ class Lockstep:
     def _arrive(self, number: int) -> None:
         for index, arrival in enumerate(self.workload.arrivals):
             if arrival.step == number:
-                for engine in self.engines:
-                    engine.scheduler.add_request(_request(index, arrival))
+                stock, tested = (engine.scheduler for engine in self.engines)
+                stock.add_request(_request(index, arrival))
+                if self.routed:
+                    _expect_routed(tested, f"r{index}", arrival)
+                tested.add_request(_request(index, arrival))
         if number in self.workload.resets:
             reset = [e.scheduler.reset_prefix_cache(True) for e in self.engines]
             expect("result of reset_prefix_cache", *reset)
@@ -172,15 +181,21 @@ class Lockstep:
         """Abort what is left, let the steps in flight end, compare a last time."""
         for engine in self.engines:
             engine.scheduler.finish_requests(None, RequestStatus.FINISHED_ABORTED)
-        for _ in range(3):
+        for _ in range(4):
             self._compare(*(engine.step() for engine in self.engines))
         for engine in self.engines:
             expect("work left", engine.has_work, False)
             expect("requests left", list(engine.scheduler.requests), [])
             pool = engine.scheduler.kv_cache_manager.block_pool
             expect("blocks lost", pool.num_gpu_blocks - 1 - pool.get_num_free_blocks(), 0)
+        if self.routed:
+            expect("tokens", {u: t for u, t in self.made.items() if t}, self.told)
 
     def _compare(self, stock: Done, tested: Done) -> None:
+        if self.routed:
+            self._listen(stock, tested)
+        else:  # without a stage feature even the class is upstream's own
+            expect("class", type(stock.scheduled), type(tested.scheduled))
         compare_scheduled(stock.scheduled, tested.scheduled)
         compare_outputs(stock.outputs, tested.outputs)
         a, b = (engine.scheduler for engine in self.engines)
@@ -192,6 +207,28 @@ class Lockstep:
         self.preemptions = max(
             self.preemptions, *(r.num_preemptions for r in a.requests.values()), 0, 0
         )
+
+
+    def _listen(self, stock: Done, tested: Done) -> None:
+        for out in stock:
+            self.made.setdefault(out.request_id, []).extend(out.new_token_ids)
+        work = None if tested.scheduled is None else work_of(tested.scheduled)
+        for uid, accepted in (work.tokens if work else {}).items():
+            self.told.setdefault(uid, []).extend(accepted.token_ids)
+            length = len(prompt(self.workload.arrivals[int(uid[1:])])) + len(self.told[uid])
+            expect(f"count of {uid}", length, accepted.num_tokens)
+
+
+def _expect_routed(scheduler: Scheduler, uid: str, arrival: Arrival) -> None:
+    assert isinstance(scheduler, StageSchedulerMixin)
+    scheduler.coordinator.expect(
+        uid,
+        waits_for=None,
+        timeout_s=0,
+        edges=("out",),
+        params={},
+        num_prompt_tokens=arrival.length,
+    )
 
 
 def _request(index: int, arrival: Arrival) -> Request:
@@ -227,8 +264,8 @@ _SCHEDULED = tuple(f.name for f in dataclasses.fields(SchedulerOutput))
 
 
 def compare_scheduled(stock: SchedulerOutput | None, tested: SchedulerOutput | None) -> None:
-    """Every field of the two outputs; without a stage feature the class is upstream's own."""
-    expect("class of the scheduler output", type(stock), type(tested))
+    """Every field that upstream's class has."""
+    expect("scheduled at all", stock is None, tested is None)
     if stock is None or tested is None:
         return
     for name in _SCHEDULED:

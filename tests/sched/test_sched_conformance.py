@@ -53,6 +53,7 @@ def explore(
     cases: int,
     number: int,
     *,
+    routed: bool = False,
     tested: type[Scheduler] | None = None,
     phases: tuple[Phase, ...] = (Phase.generate, Phase.shrink),
 ) -> Tally:
@@ -70,7 +71,9 @@ def explore(
     )
     @given(workloads())
     def in_lockstep(workload: Workload) -> None:
-        lockstep = Lockstep(stock, tested or ours, workload, overlap=overlap, policy=policy)
+        lockstep = Lockstep(
+            stock, tested or ours, workload, overlap=overlap, policy=policy, routed=routed
+        )
         lockstep.run()
         tally.add(lockstep)
 
@@ -84,6 +87,15 @@ def explore(
 def test_every_step_equals_the_stock_schedulers(kind: str, policy: str, shard: int) -> None:
     tally = explore(kind, policy, CASES_PER_TEST, shard)
     assert tally.cases >= CASES_PER_TEST
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_outgoing_edges_change_no_decision(kind: str, policy: str) -> None:
+    """And the worker hears of every accepted token once and in order, the last one included:
+    over preemption, aborts, and with two batches in flight."""
+    tally = explore(kind, policy, 50, 300, routed=True)
+    assert tally.cases >= 50
 
 
 @pytest.mark.slow
@@ -142,7 +154,8 @@ class AsksTheCacheTwice(ARScheduler):
 
     def _enqueue_waiting_request(self, request: Request) -> None:
         super()._enqueue_waiting_request(request)
-        self.kv_cache_manager.get_computed_blocks(request)
+        if self.cache_config.enable_prefix_caching:
+            self.kv_cache_manager.record_prefix_cache_stats(request, 0)
 
 
 @pytest.mark.parametrize(

@@ -173,7 +173,7 @@ def test_side_outputs_have_the_layout_that_the_model_declared(fragile: Driven) -
 def test_a_side_output_of_a_wrong_length_fails_the_requests_concerned(fragile: Driven) -> None:
     """C26: shapes are never guessed; a request that wants no tensors is not concerned."""
     fragile.submit("wants", [1, CROOKED], edges=("side",))
-    fragile.submit("wants-not", [1, 2], edges=("ids",))
+    fragile.submit("wants-not", [1, 2], edges=("ids", "rows"))
     fragile.run()
     (end,) = fragile.endings("wants")
     assert end.error is not None

@@ -41,3 +41,9 @@ class TinyStageLlama(LlamaForCausalLM):
             hidden,
             {"double": per_token(double), "length": per_request(lengths), "table": shared(table)},
         )
+
+    def compute_logits(self, hidden_states: torch.Tensor) -> Any:
+        """The tokens that do harm are never sampled."""
+        logits = super().compute_logits(hidden_states)
+        logits[:, [POISON, CROOKED]] = float("-inf")
+        return logits

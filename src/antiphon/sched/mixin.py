@@ -184,10 +184,11 @@ class StageSchedulerMixin(Scheduler):
         self._endings.extend(self.finish_requests(uids, status))
 
     def _note_tokens(self, outputs: dict[int, EngineCoreOutputs]) -> None:
+        accepted = self.coordinator.accepted
         for group in outputs.values():
             for output in group.outputs:
-                if output.new_token_ids:
-                    self.coordinator.accepted(output.request_id, output.new_token_ids)
+                if token_ids := output.new_token_ids:
+                    accepted(output.request_id, token_ids)
 
     def _check_logprobs(self, output: ModelRunnerOutput) -> None:
         """End the requests whose logprobs break the contract, before upstream reads any."""

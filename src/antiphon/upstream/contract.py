@@ -203,6 +203,7 @@ SEAMS: tuple[Seam, ...] = (
                     "method sleep(level)",
                     "method wake_up(tags)",
                     "method shutdown()",
+                    "method reload_weights(args, kwargs)",
                     "attribute model_runner vllm_config device",
                 ),
             ),
@@ -229,6 +230,8 @@ SEAMS: tuple[Seam, ...] = (
             ),
             Names(_CORE, "EngineCore", ("attribute scheduler batch_queue",)),
             Names("vllm.v1.executor.abstract", "Executor", ("method get_class(vllm_config)",)),
+            Names("vllm.exceptions", "", ("class VLLMValidationError",)),
+            Names("vllm.tasks", "", ("attribute POOLING_TASKS",)),
             Names("vllm.v1.executor.uniproc_executor", "", ("class UniProcExecutor",)),
             Names(
                 "vllm.v1.engine",

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 
 import torch
 
+from antiphon.errors import PayloadError
 from antiphon.payload.ref import Layout
 from antiphon.payload.types import Field
 from antiphon.worker.device import DeviceOps, HostCopy
 from antiphon.worker.rows import CopiedRows, PendingRows, RowLog
-from antiphon.worker.side_outputs import check_rows
+from antiphon.worker.side_outputs import row_problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,18 +37,37 @@ def materialise(
     hidden: torch.Tensor,
     side: Mapping[str, Field],
     num_requests: int,
-) -> None:
-    """Append this step's rows to each wanting request's log.
+) -> list[tuple[StepRow, PayloadError]]:
+    """Append this step's rows to the log of each request that wants some.
 
-    `hidden` is [num_tokens (padded), hidden]. Raises PayloadError if a side output has a wrong
-    length; then no log has been touched.
+    `hidden` is [num_tokens (padded), hidden]. Returns the requests that a side output fails, because
+    it is absent or of a wrong length; their logs have not been touched.
     """
-    for name, field in side.items():
-        check_rows(name, field, len(hidden), num_requests)
+    names = sorted(frozenset().union(*(want.log.side_names for want in wanted)))
+    problems = {
+        name: problem
+        for name in names
+        if (problem := row_problem(name, side.get(name), len(hidden), num_requests)) is not None
+    }
+    served = [want for want in wanted if problems.keys().isdisjoint(want.log.side_names)]
+    if served:
+        fields = {name: side[name] for name in names if name not in problems}
+        _append(ops, served, hidden, fields)
+    return [
+        (want, next(problems[name] for name in problems if name in want.log.side_names))
+        for want in wanted
+        if not problems.keys().isdisjoint(want.log.side_names)
+    ]
+
+
+def _append(
+    ops: DeviceOps, wanted: Sequence[StepRow], hidden: torch.Tensor, side: Mapping[str, Field]
+) -> None:
     # [num_wanted_tokens]
     rows = torch.cat([torch.arange(w.start, w.stop) for w in wanted]).to(hidden.device)
     indices = torch.tensor([w.index for w in wanted]).to(hidden.device)
-    packed_hidden = ops.snapshot(hidden[rows])
+    hidden_wanted = any(want.log.wants_hidden for want in wanted)
+    packed_hidden = ops.snapshot(hidden[rows]) if hidden_wanted else None
     packed_side = {name: _pack(ops, field, rows, indices) for name, field in side.items()}
     offset = 0
     for order, want in enumerate(wanted):
@@ -55,8 +75,11 @@ def materialise(
         sides = {
             name: (field.layout, _part(field.layout, packed_side[name], offset, count, order))
             for name, field in side.items()
+            if name in want.log.side_names
         }
-        hidden_rows = CopiedRows(packed_hidden, offset, offset + count)
+        hidden_rows = None
+        if packed_hidden is not None and want.log.wants_hidden:
+            hidden_rows = CopiedRows(packed_hidden, offset, offset + count)
         want.log.append(PendingRows(want.first_position, count, hidden_rows, sides))
         offset += count
 

@@ -28,7 +28,7 @@ class StageWorkerMixin(Worker):
         """Undo `stage_sleep`; with `reload` the weights were dropped and are read again."""
         self.wake_up(tags)
         if reload and self.stage_runner.device_ops.frees_memory:
-            self.reload_weights()  # type: ignore[no-untyped-call]
+            self.reload_weights()
 
     def stage_row_edges(self) -> list[str]:
         """The outgoing edges whose adapters want tensors of the requests' positions."""

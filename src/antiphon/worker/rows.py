@@ -8,7 +8,7 @@ all; synchronous and asynchronous scheduling give the same rows.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -43,7 +43,9 @@ class PendingRows:
 class RowLog:
     """Appended by the step, drained by accepted tokens; both in step order."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, wants_hidden: bool = True, side_names: Iterable[str] = ()) -> None:
+        self.wants_hidden = wants_hidden
+        self.side_names = frozenset(side_names)
         self._pending: deque[PendingRows] = deque()
         self._next = 0  # first position that no adapter has seen
         self._shared_sent: set[str] = set()

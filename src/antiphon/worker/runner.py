@@ -13,7 +13,6 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from antiphon.connector.registry import make_connector
 from antiphon.core.options import StageOptions
-from antiphon.errors import PayloadError
 from antiphon.upstream.envelopes import NewsOnArrival, with_news, work_of
 from antiphon.worker.device import ops_for
 from antiphon.worker.materialise import StepRow, materialise
@@ -106,11 +105,10 @@ class StageRunnerMixin(GPUModelRunner):
         if not wanted:
             return
         side = {} if self._tap is None else self._tap.take()
-        try:
-            materialise(self.device_ops, wanted, state.hidden_states, side, len(batch.req_ids))
-        except PayloadError as error:
-            for want in wanted:
-                io.fail(batch.req_ids[want.index], error)
+        num_requests = len(batch.req_ids)
+        failed = materialise(self.device_ops, wanted, state.hidden_states, side, num_requests)
+        for want, error in failed:
+            io.fail(batch.req_ids[want.index], error)
 
 
 class CpuStageRunner(StageRunnerMixin, CPUModelRunner):

