@@ -154,3 +154,30 @@ class TokensIn:
         if params.get("broken"):
             raise Broken("plan")
         return PromptPlan(tuple(payload.fields["ids"].tensor.tolist()))
+
+
+class PartsOut:
+    """One payload per step of tokens, or with the parameter `each` one per token."""
+
+    needs = OutputNeeds(token_updates=True)
+
+    def __init__(self, context: StageContext) -> None:
+        pass
+
+    def open(self, uid: str, params: Mapping[str, Scalar]) -> _Parts:
+        return _Parts(bool(params.get("each")))
+
+
+class _Parts:
+    def __init__(self, each: bool) -> None:
+        self._each = each
+
+    def on_tokens(self, token_ids: Sequence[int]) -> list[Payload]:
+        groups = [[token] for token in token_ids] if self._each else [list(token_ids)]
+        return [Payload({"ids": per_token(torch.tensor(ids, dtype=torch.int32))}) for ids in groups]
+
+    def on_rows(self, rows: StepRows) -> list[Payload]:
+        return []
+
+    def on_end(self) -> list[Payload]:
+        return []

@@ -1,0 +1,70 @@
+"""The stage's schedulers extend upstream's by few, short overrides that leave its loop alone."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+
+import pytest
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+
+from antiphon.sched.ar import ARScheduler, AsyncARScheduler, scheduler_name
+from antiphon.sched.generation import GenerationScheduler
+from antiphon.sched.mixin import StageSchedulerMixin
+from antiphon.worker.load import load_object
+
+MAX_OVERRIDES = 8
+MAX_LINES = 25
+
+OURS = [StageSchedulerMixin, ARScheduler, AsyncARScheduler, GenerationScheduler]
+
+
+def overrides(cls: type) -> dict[str, ast.FunctionDef]:
+    """The methods of `cls` itself that upstream defines too."""
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+    assert isinstance(tree, ast.ClassDef)
+    upstream = set(dir(AsyncScheduler))
+    methods = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    return {node.name: node for node in methods if node.name in upstream}
+
+
+def calls_super(method: ast.FunctionDef) -> bool:
+    """Whether it calls the method of its own name on `super()`."""
+    return any(
+        isinstance(node, ast.Attribute)
+        and node.attr == method.name
+        and isinstance(node.value, ast.Call)
+        and isinstance(node.value.func, ast.Name)
+        and node.value.func.id == "super"
+        for node in ast.walk(method)
+    )
+
+
+@pytest.mark.parametrize("cls", OURS)
+def test_overrides_are_few(cls: type) -> None:
+    inherited = {name for base in cls.__mro__ if base in OURS for name in overrides(base)}
+    assert len(inherited) <= MAX_OVERRIDES
+    assert {"schedule", "update_from_output"} <= inherited
+
+
+@pytest.mark.parametrize("cls", OURS)
+def test_overrides_are_short_and_call_super(cls: type) -> None:
+    for name, method in overrides(cls).items():
+        assert method.end_lineno is not None
+        assert method.end_lineno - method.lineno + 1 <= MAX_LINES, name
+        assert calls_super(method), name
+
+
+@pytest.mark.parametrize(
+    ("overlap", "base", "expected"),
+    [(False, Scheduler, ARScheduler), (True, AsyncScheduler, AsyncARScheduler)],
+)
+def test_the_class_follows_async_scheduling(
+    overlap: bool, base: type, expected: type
+) -> None:
+    """Upstream switches async scheduling off for a custom class that is no AsyncScheduler."""
+    assert load_object(scheduler_name(async_scheduling=overlap)) is expected
+    assert issubclass(expected, base)
+    assert issubclass(expected, AsyncScheduler) is overlap

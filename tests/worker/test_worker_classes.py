@@ -1,0 +1,73 @@
+"""Workers and runners are upstream's with a few overrides; the CUDA ones import without a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+from vllm.v1.worker.cpu_worker import CPUWorker
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+from vllm.v1.worker.gpu_worker import Worker
+
+from antiphon.errors import AdapterError
+from antiphon.worker import cpu, cuda
+from antiphon.worker.device import CudaOps, DeviceOps
+from antiphon.worker.load import load_object
+from antiphon.worker.mixin import StageWorkerMixin
+from antiphon.worker.runner import CpuStageRunner, CudaStageRunner, StageRunnerMixin
+
+OVERRIDES = {
+    "load_model",
+    "get_model",
+    "execute_model",
+    "sample_tokens",
+    "_update_states",
+    "_on_request_state_removed",
+}
+
+
+@pytest.mark.parametrize(("module", "base"), [(cpu, CPUWorker), (cuda, Worker)])
+def test_workers_are_upstreams(module: object, base: type) -> None:
+    for worker in (module.ARWorker, module.GenerationWorker):  # type: ignore[attr-defined]
+        assert issubclass(worker, base)
+        assert issubclass(worker, StageWorkerMixin)
+
+
+def test_the_cpu_worker_is_no_cuda_worker_of_ours() -> None:
+    assert not issubclass(cpu.ARWorker, cuda.ARWorker)
+
+
+@pytest.mark.parametrize(
+    ("runner", "base"), [(CpuStageRunner, CPUModelRunner), (CudaStageRunner, GPUModelRunner)]
+)
+def test_runners_are_upstreams(runner: type, base: type) -> None:
+    assert issubclass(runner, base)
+    for name in OVERRIDES:
+        assert name in vars(StageRunnerMixin)
+        assert hasattr(base, name), f"upstream has no {name} to override"
+        assert getattr(runner, name) is vars(StageRunnerMixin)[name]
+
+
+def test_what_the_cuda_worker_overrides_exists() -> None:
+    assert "_make_model_runner" in vars(Worker)
+    assert "_make_model_runner" in vars(cuda.ARWorker)
+    assert "init_device" in vars(CPUWorker)
+
+
+def test_the_cuda_operations_are_complete() -> None:
+    """Abstract methods left open would be found on the GPU only."""
+    assert issubclass(CudaOps, DeviceOps)
+    assert CudaOps.__abstractmethods__ == frozenset()
+    assert {"snapshot", "free_bytes"} <= vars(CudaOps).keys()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="shows what happens without a GPU")
+def test_a_machine_without_a_gpu_says_so() -> None:
+    with pytest.raises((RuntimeError, AssertionError)):
+        CudaOps(torch.device("cuda"))
+
+
+@pytest.mark.parametrize("name", ["no.such.module:X", "antiphon.errors:Nothing", "antiphon.errors", ""])
+def test_a_name_that_cannot_be_loaded(name: str) -> None:
+    with pytest.raises((AdapterError, ValueError)):
+        load_object(name)
