@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.timeout(400)  # the first test waits for three engines
+
 HERE = Path(__file__).parent
 
 

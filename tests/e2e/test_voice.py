@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,8 +27,10 @@ from antiphon.errors import (
 from judge import Judge, plain
 from leftovers import run_files
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+# The first test waits for the stages, on a new machine also for their models.
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(400)]
 
+SENTENCES = Path(__file__).parents[1] / "voice" / "sentences.txt"
 QUESTION = "What is the capital of France?"
 
 
@@ -70,7 +74,7 @@ async def test_says_one_sentence(voice: AsyncOmni, judge: Judge) -> None:
 
 
 async def test_long_answers_are_spoken_sentence_by_sentence(voice: AsyncOmni) -> None:
-    request = OmniRequest(text="Tell me about the ocean.", sampling={"thinker": {"max_tokens": 48}})
+    request = OmniRequest(text="Tell me about the ocean.", sampling={"thinker": {"max_tokens": 32}})
     events = [event async for event in voice.stream(request)]
     parts = [e.part for e in events if isinstance(e, AudioChunk)]
     assert len(parts) > 1
@@ -90,14 +94,15 @@ async def test_text_only_requests_cost_the_other_stages_nothing(voice: AsyncOmni
 
 
 async def test_requests_at_once_answer_as_alone(voice: AsyncOmni) -> None:
-    alone = [
-        (await voice.generate(OmniRequest(text=q, modalities=("text",)))).text
-        for q in (QUESTION, "What is water?")
-    ]
-    together = await asyncio.gather(
-        *(voice.generate(OmniRequest(text=q)) for q in (QUESTION, "What is water?"))
-    )
-    assert [reply.text for reply in together] == alone
+    short = {"thinker": {"max_tokens": 12}}
+    requests = [OmniRequest(text=q, sampling=short) for q in (QUESTION, "What is water?")]
+    alone = [await voice.generate(request) for request in requests]
+    together = await asyncio.gather(*(voice.generate(request) for request in requests))
+    assert [reply.text for reply in together] == [reply.text for reply in alone]
+    for one, other in zip(together, alone, strict=True):
+        assert one.audio is not None
+        assert other.audio is not None
+        assert one.audio.shape == other.audio.shape
 
 
 async def test_abort_gives_one_outcome_with_what_there_was(voice: AsyncOmni) -> None:
@@ -176,6 +181,27 @@ async def test_sleep_and_wake(voice: AsyncOmni) -> None:
     assert not waiting.done()
     await voice.wake()
     assert (await waiting).text == before.text
+
+
+@pytest.mark.slow
+async def test_forty_sentences_are_understood(voice: AsyncOmni, judge: Judge) -> None:
+    """The word error rate through the whole pipeline, as `antiphon say` would speak them."""
+    texts = [line for line in SENTENCES.read_text().splitlines() if line.strip()]
+    started = time.monotonic()
+    replies = await asyncio.gather(
+        *(
+            voice.generate(OmniRequest(entry="speech", text=text, modalities=("audio",)))
+            for text in texts
+        )
+    )
+    seconds = time.monotonic() - started
+    waves = [reply.audio for reply in replies if reply.audio is not None]
+    verdict = judge.score(waves, texts, replies[0].sample_rate)
+    spoken = sum(wave.size for wave in waves) / replies[0].sample_rate
+    print(f"word error rate {verdict.word_error_rate:.1%}, RTF {seconds / spoken:.2f}")
+    assert len(waves) == 40
+    assert verdict.word_error_rate <= 0.05
+    assert seconds < spoken
 
 
 @pytest.mark.slow

@@ -1,14 +1,14 @@
-"""The shipped fake answers by itself, so that a pipeline's routing can be tried without an engine."""
+"""The shipped fake answers by itself, so that routing can be tried without an engine."""
 
 from __future__ import annotations
 
 import asyncio
 
 import pytest
-from routing import Routing, drain, reply_of, settle, uid
 
 from antiphon.stage.messages import Acknowledged, Event, Inspect, Inspection, Sleep, Submit
 from antiphon.testing.fake_stage import Answer, FakeStage
+from routing import Routing, drain, reply_of, settle, uid
 
 ANSWERS = {
     "thinker": Answer(token_ids=(1, 2), parts=2),

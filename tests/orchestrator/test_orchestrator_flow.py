@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from routing import Routing, drain, outcomes, parts_of, reply_of, text_of, uid
 
 from antiphon.errors import AdapterError, StageError
 from antiphon.stage.messages import Deliver, Output, Step, Submit, Tensor
+from routing import Routing, drain, outcomes, parts_of, reply_of, text_of, uid
 
 
 def speak(routing: Routing, part: str, samples: list[float]) -> None:
@@ -217,9 +217,7 @@ def test_a_part_out_of_order_is_the_adapters_fault(skip: int) -> None:
     """Parts have numbers without a gap; one that nobody waits for ends its request alone."""
     routing = Routing()
     live, other = routing.submit(), routing.submit()
-    for _ in range(skip):
-        routing["thinker"]._seqs[uid(live), "speech"] = skip
-    routing["thinker"].ref(uid(live), "speech", end=True)
+    routing["thinker"].ref(uid(live), "speech", seq=skip)
     routing.acknowledge_all()
     (outcome,) = outcomes(drain(live))
     assert isinstance(outcome, AdapterError)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from routing import Routing, drain, outcomes, reply_of, settle, text_of, uid
 
 from antiphon.errors import (
     DeadlineExceededError,
@@ -17,6 +16,7 @@ from antiphon.errors import (
 )
 from antiphon.orchestrator.api import Finished
 from antiphon.stage.messages import Abort, Discard
+from routing import Routing, drain, outcomes, reply_of, settle, text_of, uid
 
 STAGES = ("thinker", "talker", "code2wav")
 
@@ -169,9 +169,9 @@ async def test_a_deadline_ends_the_request_on_every_stage() -> None:
     routing = Routing()
     live = routing.submit(deadline_s=0.001)
     other = routing.submit()
-    while not routing["code2wav"].pending_aborts:
-        await asyncio.sleep(0)
-    routing.acknowledge_all()
+    routing["code2wav"].on_command = lambda _: asyncio.get_running_loop().call_soon(
+        routing.acknowledge_all
+    )
     outcome = await live.events.get()
     assert isinstance(outcome, DeadlineExceededError)
     assert "0.001 s" in str(outcome)
@@ -239,6 +239,18 @@ async def test_a_stage_that_dies_owes_no_acknowledgement() -> None:
     routing["code2wav"].die()
     await abort
     assert isinstance(outcomes(drain(live))[0], Finished)
+    routing.assert_empty()
+
+
+async def test_what_a_dead_stage_did_not_take_is_discarded_by_its_producer() -> None:
+    """C82: its requests' payloads do not fill the producer's connector."""
+    routing = Routing()
+    live = routing.submit()
+    ref = routing["thinker"].ref(uid(live), "speech")
+    assert routing.keys == {ref.key}
+    routing["talker"].die()
+    assert routing["thinker"].sent(Discard) == [Discard([str(ref.key)])]
+    routing.acknowledge_all()
     routing.assert_empty()
 
 

@@ -29,7 +29,6 @@ from antiphon.sched.ar import ARScheduler, AsyncARScheduler
 from antiphon.sched.mixin import StageSchedulerMixin
 from antiphon.testing.clock import ManualClock
 from antiphon.upstream.envelopes import with_news, work_of
-
 from factory import is_prefilling, make_output, make_request, make_scheduler
 
 TOKENS = 12  # few different ones, so that stop tokens are hit
@@ -146,7 +145,9 @@ class Stage(Engine):
         super().__init__(scheduler, 2 if overlap else 1, token)
         self.block_size = int(kw.get("block_size", 16))
         self.answers: dict[str, Answer] = {}  # what the worker's input adapter makes of a payload
-        self.refs: list[Ref] = []  # what the worker reports as stored, with the next step
+        # What the worker reports with the next step: payloads stored, requests that failed.
+        self.refs: list[Ref] = []
+        self.failures: list[tuple[str, ErrorInfo]] = []
         self.works: list[StageWork] = []  # the worker's orders, step by step
         self.finished: list[str] = []  # ids whose state the worker was told to drop
         self.outcomes: dict[str, Outcome] = {}
@@ -234,8 +235,8 @@ class Stage(Engine):
 
     def run(self, scheduled: SchedulerOutput) -> ModelRunnerOutput:
         self.finished += scheduled.finished_req_ids
-        news = StageNews(refs=self.refs)
-        self.refs = []
+        news = StageNews(refs=self.refs, failed=self.failures)
+        self.refs, self.failures = [], []
         if (work := work_of(scheduled)) is not None:
             self.works.append(work)
             for fetch in work.fetches:
@@ -300,4 +301,3 @@ def with_clock(
 
 def plan(*tokens: int, salt: str | None = None, rows_local: bool = False) -> PromptPlan:
     return PromptPlan(tuple(tokens), rows_local, salt)
-

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
+from sched_engine import TOKENS, Done, Engine
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
@@ -16,9 +17,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from antiphon.sched.mixin import StageSchedulerMixin
 from antiphon.upstream.envelopes import work_of
-
 from factory import make_request, make_scheduler
-from sched_engine import TOKENS, Done, Engine
 
 BLOCK_SIZE = 4
 MAX_STEPS = 60
@@ -167,7 +166,10 @@ class Lockstep:
     def _abort(self, aborts: list[Abort]) -> None:
         uids = [f"r{abort.which}" for abort in aborts]
         ended = [
-            [r.request_id for r in e.scheduler.finish_requests(uids, RequestStatus.FINISHED_ABORTED)]
+            [
+                r.request_id
+                for r in e.scheduler.finish_requests(uids, RequestStatus.FINISHED_ABORTED)
+            ]
             for e in self.engines
         ]
         expect("ended by abort", *map(sorted, ended))
@@ -207,7 +209,6 @@ class Lockstep:
         self.preemptions = max(
             self.preemptions, *(r.num_preemptions for r in a.requests.values()), 0, 0
         )
-
 
     def _listen(self, stock: Done, tested: Done) -> None:
         for out in stock:
@@ -338,9 +339,7 @@ def compare_schedulers(stock: Scheduler, tested: Scheduler) -> None:
     expect("deferred requests", *deferred)
     expect("finished ids", stock.finished_req_ids, tested.finished_req_ids)
     expect("preempted ids", stock.reset_preempted_req_ids, tested.reset_preempted_req_ids)
-    expect(
-        "unfinished", stock.get_num_unfinished_requests(), tested.get_num_unfinished_requests()
-    )
+    expect("unfinished", stock.get_num_unfinished_requests(), tested.get_num_unfinished_requests())
     for uid, request in stock.requests.items():
         other = tested.requests[uid]
         for name in _REQUEST:

@@ -13,14 +13,13 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
+from sched_lockstep import Lockstep, Mismatch, Workload, workloads
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
 from antiphon.sched.ar import ARScheduler, AsyncARScheduler
-
-from sched_lockstep import Lockstep, Mismatch, Workload, workloads
 
 KINDS: dict[str, tuple[type[Scheduler], type[Scheduler], bool]] = {
     "sync": (Scheduler, ARScheduler, False),
@@ -61,7 +60,7 @@ def explore(
     stock, ours, overlap = KINDS[kind]
     tally = Tally()
 
-    @seed(number)
+    @seed(f"{kind} {policy} {number}")
     @settings(
         max_examples=cases,
         database=None,
@@ -118,7 +117,7 @@ def test_the_workloads_reach_what_they_are_for(kind: str) -> None:
     assert tally.ended >= 2 * tally.cases
 
 
-# --- negative controls: a difference is found -------------------------------------------------------
+# --- negative controls: a difference is found -----------------------------------------------------
 
 
 class JumpsTheQueue(ARScheduler):

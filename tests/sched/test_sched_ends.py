@@ -7,21 +7,19 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from sched_engine import OUT, Stage, logprobs_for, plan
 from vllm.v1.engine import FinishReason
 from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
 from vllm.v1.request import RequestStatus
 
-from antiphon.core.tickets import Ended, StageNews
+from antiphon.core.tickets import Ended
 from antiphon.errors import PayloadError, SampledLogprobContractError, StageStepError
 from antiphon.sched.ar import ARScheduler, AsyncARScheduler
-from antiphon.upstream.envelopes import with_news
-
-from sched_engine import OUT, Stage, logprobs_for, plan
 
 BOTH = pytest.mark.parametrize("cls", [ARScheduler, AsyncARScheduler], ids=["sync", "async"])
 
 
-# --- aborts: each brings the victim "v" into a state ---------------------------------------------------
+# --- aborts: each brings the victim "v" into a state ----------------------------------------------
 
 
 def gated(stage: Stage) -> None:
@@ -135,7 +133,7 @@ def test_an_abort_lets_the_next_request_in() -> None:
     stage.check_empty()
 
 
-# --- failures reported by the worker, and broken steps ---------------------------------------------------
+# --- failures reported by the worker, and broken steps --------------------------------------------
 
 
 @BOTH
@@ -146,10 +144,7 @@ def test_a_failure_that_the_worker_reports_ends_its_request_alone(cls: type[ARSc
     stage.submit("good", max_tokens=6)
     stage.step()
     stage.step()
-    info = PayloadError("cannot be stored").to_wire()
-    stage.alter = lambda output: with_news(output, StageNews(failed=[("bad", info)]))
-    stage.step()
-    stage.alter = lambda output: output
+    stage.failures.append(("bad", PayloadError("cannot be stored").to_wire()))
     stage.drain()
     assert stage.ends("bad") == [FinishReason.ERROR]
     assert stage.error_code("bad") == PayloadError.code
@@ -165,9 +160,9 @@ def test_a_failure_after_the_requests_end_goes_to_the_host() -> None:
     stage.step()
     assert stage.ends("a") == [FinishReason.LENGTH]
     info = PayloadError("cannot be stored").to_wire()
+    stage.failures.append(("a", info))
     scheduled = stage.scheduler.schedule()
-    output = with_news(stage.run(scheduled), StageNews(failed=[("a", info)]))
-    stage.scheduler.update_from_output(scheduled, output)
+    stage.scheduler.update_from_output(scheduled, stage.run(scheduled))
     assert stage.scheduler.coordinator.take_events().errors == {"a": info}
     assert stage.ends("a") == [FinishReason.LENGTH]
     stage.check()
@@ -217,7 +212,7 @@ def test_failing_requests_reports_each_once_with_its_error(cls: type[ARScheduler
     stage.check_empty()
 
 
-# --- sampled logprobs -------------------------------------------------------------------------------
+# --- sampled logprobs -----------------------------------------------------------------------------
 
 
 def spoil(kind: str, lists: LogprobsLists, row: int) -> LogprobsLists | None:
@@ -240,9 +235,7 @@ def spoil(kind: str, lists: LogprobsLists, row: int) -> LogprobsLists | None:
     return LogprobsLists(ids, values, lists.sampled_token_ranks)
 
 
-@pytest.mark.parametrize(
-    "kind", ["missing", "rank", "rows", "columns", "token", "nan", "infinite"]
-)
+@pytest.mark.parametrize("kind", ["missing", "rank", "rows", "columns", "token", "nan", "infinite"])
 @BOTH
 def test_logprobs_that_break_the_contract_end_their_request_alone(
     cls: type[ARScheduler], kind: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from sched_engine import EDGE, OUT, Stage, plan
 from vllm.v1.engine import FinishReason
 from vllm.v1.request import RequestStatus
 
@@ -19,9 +20,8 @@ from antiphon.errors import (
 from antiphon.payload.ref import Ref
 from antiphon.sched.ar import ARScheduler, AsyncARScheduler
 from antiphon.testing.clock import ManualClock
-
+from antiphon.upstream.prompt import replace_prompt
 from factory import VOCAB, make_request
-from sched_engine import EDGE, OUT, Stage, plan
 
 BOTH = pytest.mark.parametrize("cls", [ARScheduler, AsyncARScheduler], ids=["sync", "async"])
 POLICIES = pytest.mark.parametrize("policy", ["fcfs", "priority"])
@@ -157,6 +157,23 @@ def test_the_planned_prompt_replaces_the_placeholder(cls: type[ARScheduler]) -> 
     stage.check_empty()
 
 
+def test_nothing_is_left_of_a_placeholder_that_filled_blocks() -> None:
+    request = make_request("a", n=9, block_size=4, cache_salt="a")
+    twin = make_request("twin", tokens=range(20, 30), block_size=4, cache_salt="voice")
+    replace_prompt(request, range(20, 30), "voice")
+    assert request.block_hashes == twin.block_hashes
+    assert list(request.all_token_ids) == request.prompt_token_ids == list(range(20, 30))
+    assert request.num_tokens == request.num_prompt_tokens == 10
+
+
+def test_a_prompt_in_use_is_not_replaced() -> None:
+    stage = Stage()
+    request = stage.submit("a")
+    stage.step()
+    with pytest.raises(AssertionError, match="scheduled already"):
+        replace_prompt(request, [1], None)
+
+
 def test_a_planned_prompt_beyond_the_budget_is_prefilled_in_chunks() -> None:
     """The last chunk, of one token, is still prefill: nothing is sampled before it."""
     stage = Stage(max_num_batched_tokens=8)
@@ -245,6 +262,18 @@ def test_an_empty_end_of_the_only_request_is_reported_though_nothing_is_schedule
     stage.check_empty()
 
 
+def test_an_empty_end_that_cannot_be_passed_on_is_an_error() -> None:
+    """The worker cannot tell the consumers, in the step that reports the end: one end, an error."""
+    stage = Stage()
+    stage.submit("a", gated=True, edges=(OUT,))
+    stage.deliver_nothing("a")
+    stage.failures.append(("a", PayloadError("cannot be stored").to_wire()))
+    stage.step()
+    assert stage.ends("a") == [FinishReason.ERROR]
+    assert stage.error_code("a") == PayloadError.code
+    stage.check_empty()
+
+
 def test_a_repeated_ref_is_not_fetched_again_and_keeps_its_key() -> None:
     stage = Stage()
     stage.submit("a", gated=True)
@@ -296,7 +325,7 @@ def test_a_payload_that_was_not_fetched_yet_is_freed_with_its_request() -> None:
     stage.check_empty()
 
 
-# --- prompts that cannot be -------------------------------------------------------------------------
+# --- prompts that cannot be -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -362,7 +391,7 @@ def test_an_id_can_be_used_again_after_its_end() -> None:
     assert stage.ends("a") == [FinishReason.LENGTH]
 
 
-# --- deadlines --------------------------------------------------------------------------------------
+# --- deadlines ------------------------------------------------------------------------------------
 
 
 @BOTH

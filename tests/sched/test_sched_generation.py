@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from sched_engine import OUT, Stage, plan
 from vllm.v1.engine import FinishReason
 
 from antiphon.core.options import ConnectorSpec, StageOptions
 from antiphon.core.tickets import Ended
 from antiphon.errors import InputTooLongError
 from antiphon.sched.generation import GenerationScheduler
-
-from sched_engine import OUT, Stage, plan
 
 ATOMIC = StageOptions("code2wav", ConnectorSpec("inproc", "run"), atomic_inputs=True)
 

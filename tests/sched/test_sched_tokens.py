@@ -4,6 +4,7 @@ conformance test check the same for every token of every request."""
 from __future__ import annotations
 
 import pytest
+from sched_engine import OUT, Stage, plan
 from vllm.v1.engine import FinishReason
 from vllm.v1.request import RequestStatus
 
@@ -11,8 +12,6 @@ from antiphon.core.tickets import Ended, Ticket
 from antiphon.errors import StageStepError
 from antiphon.sched.ar import ARScheduler, AsyncARScheduler
 from antiphon.upstream.envelopes import work_of
-
-from sched_engine import OUT, Stage, plan
 
 BOTH = pytest.mark.parametrize("cls", [ARScheduler, AsyncARScheduler], ids=["sync", "async"])
 

@@ -88,9 +88,7 @@ def overlapped(engines: EnginePool, model_a: str) -> Any:
 @pytest.fixture(scope="session")
 def cramped_overlapped(engines: EnginePool, model_a: str) -> Any:
     """Chunks, preemption and asynchronous scheduling together."""
-    return engines.stage(
-        two_edges("cramped-overlapped", model_a, async_scheduling=True, **CRAMPED)
-    )
+    return engines.stage(two_edges("cramped-overlapped", model_a, async_scheduling=True, **CRAMPED))
 
 
 @pytest.fixture(scope="session")
@@ -102,16 +100,18 @@ def cached(engines: EnginePool, model_a: str) -> Any:
 @pytest.fixture(scope="session")
 def listener(engines: EnginePool, model_b: str) -> Any:
     """A consumer of both edges, with prefix caching; it feeds an edge of its own."""
-    from tiny import tiny_spec
-
     from antiphon.core.options import InEdge, OutEdge
+    from tiny import tiny_spec
 
     spec = tiny_spec(
         "listener",
         model_b,
         "stage_tests",
         inputs=(InEdge("rows", "tiny_adapters:RowsIn"), InEdge("ids", "tiny_adapters:TokensIn")),
-        outputs=(OutEdge("more", "tiny_adapters:RowsOut"), OutEdge("said", "tiny_adapters:TokensOut")),
+        outputs=(
+            OutEdge("more", "tiny_adapters:RowsOut"),
+            OutEdge("said", "tiny_adapters:TokensOut"),
+        ),
         enable_prefix_caching=True,
         enable_prompt_embeds=True,
         max_num_batched_tokens=96,
@@ -120,30 +120,45 @@ def listener(engines: EnginePool, model_b: str) -> Any:
 
 
 @pytest.fixture(scope="session")
-def special(engines: EnginePool, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """An out-of-tree model with side outputs that can be made to fall over; two places."""
+def model_special(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A checkpoint of the out-of-tree model with side outputs, which can be made to fall over."""
     import tiny_stage_model
-    from tiny import tiny_model, tiny_spec
-
-    from antiphon.core.options import OutEdge
+    from tiny import tiny_model
 
     tiny_stage_model.register()
     folder = tmp_path_factory.mktemp("special")
-    model = tiny_model(folder, seed=1, architectures=[tiny_stage_model.ARCH])
+    return tiny_model(folder, seed=1, architectures=[tiny_stage_model.ARCH])
+
+
+@pytest.fixture(scope="session")
+def special(engines: EnginePool, model_special: str) -> Any:
+    """A stage of the special model with many edges and two places."""
+    return engines.stage(special_spec("special", model_special))
+
+
+@pytest.fixture(scope="session")
+def special_overlapped(engines: EnginePool, model_special: str) -> Any:
+    """The same with asynchronous scheduling."""
+    return engines.stage(special_spec("special-overlapped", model_special, async_scheduling=True))
+
+
+def special_spec(name: str, model: str, **over: Any) -> Any:
+    from antiphon.core.options import OutEdge
+    from tiny import tiny_spec
+
     names = {"side": "SideOut", "rows": "RowsOut", "missing": "MissingSideOut", "ids": "TokensOut"}
-    edges = [OutEdge(name, f"tiny_adapters:{cls}") for name, cls in names.items()]
+    edges = [OutEdge(edge, f"tiny_adapters:{cls}") for edge, cls in names.items()]
     edges += [
-        OutEdge(f"fail-{at}", "tiny_adapters:RowsOut", {"fail": at}) for at in ("open", "rows", "end")
+        OutEdge(f"fail-{at}", "tiny_adapters:RowsOut", {"fail": at})
+        for at in ("open", "rows", "end")
     ]
     edges.append(OutEdge("fail-tokens", "tiny_adapters:TokensOut", {"fail": "tokens"}))
-    spec = tiny_spec("special", model, "stage_special", outputs=tuple(edges), max_num_seqs=2)
-    return engines.stage(spec)
+    return tiny_spec(name, model, f"stage_{name}", outputs=tuple(edges), max_num_seqs=2, **over)
 
 
 def two_edges(name: str, model: str, **over: Any) -> Any:
-    from tiny import tiny_spec
-
     from antiphon.core.options import OutEdge
+    from tiny import tiny_spec
 
     edges = (OutEdge("rows", "tiny_adapters:RowsOut"), OutEdge("ids", "tiny_adapters:TokensOut"))
     return tiny_spec(name, model, "stage_tests", outputs=edges, **over)

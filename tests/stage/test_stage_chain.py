@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 import torch
-from tiny import Driven, reference, reference_rows
-from tiny_adapters import CALLS, SEEN
 from transformers import LlamaForCausalLM
 
 from antiphon.payload.ref import Ref
 from antiphon.stage.messages import Abort, Aborted, Deliver, Discard
+from tiny import Driven, reference, reference_rows
+from tiny_adapters import CALLS, SEEN
 
 TOLERANCE = 1e-4
 PROMPT = [5, 17, 80, 3, 44, 91, 12]
@@ -129,7 +129,9 @@ def test_an_empty_end_finishes_the_waiting_request_at_once(hearer: Driven) -> No
     hearer.host.handle(Deliver([("b", Ref("a", "rows", 0, end=True))]))
     hearer.run()
     assert [end.finish for end in hearer.endings("b")] == ["stop"]
-    assert [(ref.edge, ref.end, ref.key is None) for ref in hearer.refs()] == [("said", True, False)]
+    assert [(ref.edge, ref.end, ref.key is None) for ref in hearer.refs()] == [
+        ("said", True, False)
+    ]
     assert SEEN["said", "b"].tokens == []
     hearer.discard()
     hearer.assert_empty()
@@ -202,9 +204,7 @@ def test_an_abort_while_the_payload_is_on_its_way(
     assert speaker.inspect().connector_entries == 0
 
 
-def test_a_payload_that_comes_after_the_abort_is_discarded(
-    speaker: Driven, hearer: Driven
-) -> None:
+def test_a_payload_that_comes_after_the_abort_is_discarded(speaker: Driven, hearer: Driven) -> None:
     """C82: the late payload is deleted though another stage stored it."""
     ref = speak(speaker, "a", PROMPT, "rows")
     hearer.submit("b", waits_for="rows")

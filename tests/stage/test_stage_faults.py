@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from tiny import Driven
-from tiny_adapters import SEEN
-from tiny_stage_model import CROOKED, POISON
 
 from antiphon.stage.messages import Abort, Aborted, Acknowledged, Sleep, Wake
+from tiny import Driven
+from tiny_adapters import SEEN
+from tiny_stage_model import CROOKED, FRAIL, POISON
 
 LONG = [(3 * j) % 90 + 1 for j in range(70)]
 
@@ -20,9 +20,10 @@ def stage(roomy: Driven) -> Driven:
     return roomy
 
 
-@pytest.fixture
-def fragile(special: Driven) -> Iterator[Driven]:
+@pytest.fixture(params=["special", "special_overlapped"])
+def fragile(request: pytest.FixtureRequest) -> Iterator[Driven]:
     """The stage whose model can fall over; whatever a test did to it, it works afterwards."""
+    special: Driven = request.getfixturevalue(request.param)
     special.clear()
     yield special
     special.discard()
@@ -104,7 +105,7 @@ def test_a_model_that_raises_fails_the_requests_of_the_step(fragile: Driven) -> 
         assert output.error is not None
         assert output.error.code == "stage_step"
         assert output.error.message.endswith("RuntimeError: the model fell over")
-        assert "special" in output.error.message
+        assert f"'{fragile.spec.name}'" in output.error.message
     assert [end.finish for end in fragile.endings("waiting")] == ["length"]
     assert [ref.uid for ref in fragile.refs()] == ["waiting"]
     assert len(SEEN["rows", "waiting"].rows) == 9
@@ -117,9 +118,23 @@ def test_a_model_that_raises_in_mid_decode(fragile: Driven) -> None:
     fragile.host.step()
     fragile.submit("poison", [POISON])
     fragile.run()
-    assert len(fragile.tokens("x")) == 2
+    assert 1 <= len(fragile.tokens("x")) <= 2
     assert [end.finish for end in fragile.endings("x")] == ["error"]
     assert fragile.refs() == []
+
+
+def test_a_step_that_fails_while_it_is_sampled(fragile: Driven) -> None:
+    """C63: the forward has succeeded by then; nothing of the step is left for the next one."""
+    fragile.submit("frail", [1, FRAIL], edges=("side",))
+    fragile.submit("batch-mate", [1, 2])
+    fragile.submit("waiting", [3, 4], edges=("rows",))
+    fragile.run()
+    for uid in ("frail", "batch-mate"):
+        (output,) = fragile.outputs(uid)
+        assert output.error is not None
+        assert output.error.code == "stage_step"
+    assert [end.finish for end in fragile.endings("waiting")] == ["length"]
+    assert SEEN["rows", "waiting"].positions == list(range(9))
 
 
 def test_ten_failing_steps_leave_nothing(fragile: Driven) -> None:
@@ -231,7 +246,7 @@ def test_an_abort_in_every_state(
     stage.submit("bystander", [1, 2])
     answer = stage.abort("x")
     heard = len(stage.outputs("x"))
-    assert "x" not in stage.host._scheduler.requests
+    assert "x" not in stage.scheduler.requests
     stage.run()
     assert len(stage.outputs("x")) == heard
     assert [e for e in stage.events if isinstance(e, Aborted)] == [answer]
@@ -246,7 +261,7 @@ def test_an_abort_of_a_preempted_request(name: str, request: pytest.FixtureReque
     stage.clear()
     for index in range(4):
         stage.submit(f"r{index}", LONG, sampling={"max_tokens": 60}, edges=("rows",))
-    requests = stage.host._scheduler.requests
+    requests = stage.scheduler.requests
 
     def preempted() -> list[str]:
         return [uid for uid, r in requests.items() if r.status.name == "PREEMPTED"]

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import LlamaForCausalLM
+
 from tiny import Driven, reference, reference_rows
 from tiny_adapters import SEEN
-from transformers import LlamaForCausalLM
 
 TOLERANCE = 1e-4
 PROMPTS = [[(5 * i + 11 * j) % 100 + 1 for j in range(3 + 13 * i)] for i in range(6)]
@@ -69,9 +70,7 @@ def test_one_token_after_a_prompt_of_one(stage: Driven, model: LlamaForCausalLM)
 
 
 @pytest.mark.parametrize("length", [48, 49, 96, 97])
-def test_the_last_piece_of_a_prompt(
-    cramped: Driven, model: LlamaForCausalLM, length: int
-) -> None:
+def test_the_last_piece_of_a_prompt(cramped: Driven, model: LlamaForCausalLM, length: int) -> None:
     """C38: the budget is 48 tokens, so a prompt of 49 ends with a piece of one."""
     cramped.clear()
     prompt = [(3 * j) % 90 + 1 for j in range(length)]
@@ -84,7 +83,7 @@ def test_the_cramped_stage_preempts(cramped: Driven) -> None:
     cramped.clear()
     for index, prompt in enumerate(PROMPTS):
         cramped.submit(f"r{index}", prompt, sampling={"max_tokens": 50}, edges=("rows",))
-    scheduler = cramped.host._scheduler
+    scheduler = cramped.scheduler
     preempted = set()
     while cramped.host.has_work:
         cramped.host.step()
@@ -114,8 +113,10 @@ def test_asynchronous_rows_are_the_synchronous_ones(roomy: Driven, overlapped: D
         SEEN.clear()
         run(stage, PROMPTS, edges=("rows", "ids"))
         found.append(
-            {key: (given.tokens, given.rows if key[0] == "rows" else None)
-             for key, given in SEEN.items()}
+            {
+                key: (given.tokens, given.rows if key[0] == "rows" else None)
+                for key, given in SEEN.items()
+            }
         )
     assert found[0].keys() == found[1].keys()
     for key, (tokens, rows) in found[0].items():

@@ -6,14 +6,16 @@ import time
 from typing import Any
 
 import pytest
-import tiny
-from tiny import Driven, engine_args
-from tiny_adapters import CALLS, SEEN
 from vllm import SamplingParams
 from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.core_client import InprocClient
 from vllm.v1.executor.abstract import Executor
+
+import tiny
+import upstream_state
+from tiny import Driven, engine_args
+from tiny_adapters import CALLS, SEEN
 
 PROMPTS = [[(7 * i + 3 * j) % 100 + 1 for j in range(5 + 9 * i)] for i in range(8)]
 
@@ -89,9 +91,9 @@ def test_with_edges_that_want_rows_and_ids(roomy: Driven, expected: list[list[in
 
 def test_chunked_and_preempted(cramped: Driven, expected: list[list[int]]) -> None:
     """C34, C38: a replay after preemption and a prompt in pieces change no token."""
-    before = cramped.host._steps
+    before = cramped.inspect().steps
     assert generate(cramped, PROMPTS) == expected
-    assert cramped.host._steps - before > 60 + 8  # more steps than it takes without preemption
+    assert cramped.inspect().steps - before > 60 + 8  # more steps than it takes without preemption
 
 
 def test_asynchronous(overlapped: Driven, expected: list[list[int]]) -> None:
@@ -151,3 +153,21 @@ def test_the_end_token_of_the_checkpoint_stops(roomy: Driven) -> None:
     roomy.run()
     (end,) = roomy.endings("x")
     assert (roomy.tokens("x"), end.finish, end.stop_reason) == ([tiny.EOS], "stop", None)
+
+
+# --- the process afterwards -----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", autouse=True)
+def upstream_before() -> upstream_state.Snapshot:
+    """Taken when everything is imported and before this module's first step."""
+    return upstream_state.snapshot()
+
+
+def test_nothing_of_upstream_was_modified(
+    upstream_before: upstream_state.Snapshot, roomy: Driven, cramped_overlapped: Driven
+) -> None:
+    """AR-INV-004 in the running process, after engines of every kind have run."""
+    for stage in (roomy, cramped_overlapped):
+        generate(stage, PROMPTS[:2], edges=("rows", "ids"))
+    assert upstream_state.foreign(upstream_before) == []

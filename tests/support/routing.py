@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from sample_pipeline import TOPOLOGY
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
@@ -18,6 +17,7 @@ from antiphon.pipeline.detokenize import Detokenizer
 from antiphon.pipeline.topology import Topology
 from antiphon.testing.clock import ManualClock
 from antiphon.testing.fake_stage import Answer, FakeStage
+from sample_pipeline import TOPOLOGY
 
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven")
 
@@ -25,7 +25,7 @@ WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven")
 def word_tokenizer() -> Tokenizer:
     """Token n is a word; words are joined by spaces."""
     vocabulary = {word: index for index, word in enumerate(WORDS)}
-    return Tokenizer(WordLevel(vocabulary, unk_token="zero"))
+    return Tokenizer(WordLevel(vocabulary, unk_token="zero"))  # noqa: S106  no password
 
 
 class Routing:

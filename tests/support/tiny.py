@@ -7,7 +7,7 @@ weights (1e-3) a conditioning is invisible and a comparison proves nothing.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from antiphon.core.options import ConnectorSpec, InEdge, OutEdge
 from antiphon.pipeline.topology import StageKind
+from antiphon.sched.mixin import StageSchedulerMixin
 from antiphon.stage.host import Frames, StageHost
 from antiphon.stage.messages import (
     Abort,
@@ -143,6 +144,7 @@ def tiny_spec(
         inputs=inputs,
         outputs=outputs,
         input_wait_timeout_s=input_wait_timeout_s,
+        check_every_step=True,
     )
 
 
@@ -163,6 +165,11 @@ class Driven:
         self.events.append(event)
         self.frames.append(frames)
 
+    @property
+    def scheduler(self) -> StageSchedulerMixin:
+        """The stage's scheduler, to look at what no message tells."""
+        return self.host._scheduler
+
     def clear(self) -> None:
         self.events.clear()
         self.frames.clear()
@@ -172,7 +179,7 @@ class Driven:
         sampling = {"temperature": 0.0, "max_tokens": 8, "ignore_eos": True}
         sampling |= given.pop("sampling", {})
         self.host.handle(Submit(uid, list(token_ids), sampling, **given))
-        if (request := self.host._scheduler.requests.get(uid)) is not None:
+        if (request := self.scheduler.requests.get(uid)) is not None:
             self._prefills[uid] = request.prefill_stats
 
     def run(self, limit: int = 2000) -> None:
@@ -249,6 +256,3 @@ class Driven:
         assert seen.error is None
         assert (seen.requests, seen.gated, seen.worker_requests) == (0, 0, 0)
         assert seen.free_blocks == seen.total_blocks - 1  # one is upstream's null block
-
-
-Side = Mapping[str, torch.Tensor]

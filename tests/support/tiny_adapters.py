@@ -157,7 +157,7 @@ class TokensIn:
 
 
 class PartsOut:
-    """One payload per step of tokens, or with the parameter `each` one per token."""
+    """One payload per step of tokens, with `each` per token; and `rest` of them at the end."""
 
     needs = OutputNeeds(token_updates=True)
 
@@ -165,19 +165,24 @@ class PartsOut:
         pass
 
     def open(self, uid: str, params: Mapping[str, Scalar]) -> _Parts:
-        return _Parts(bool(params.get("each")))
+        return _Parts(bool(params.get("each")), int(params.get("rest", 0)))
 
 
 class _Parts:
-    def __init__(self, each: bool) -> None:
+    def __init__(self, each: bool, rest: int) -> None:
         self._each = each
+        self._rest = rest
 
     def on_tokens(self, token_ids: Sequence[int]) -> list[Payload]:
         groups = [[token] for token in token_ids] if self._each else [list(token_ids)]
-        return [Payload({"ids": per_token(torch.tensor(ids, dtype=torch.int32))}) for ids in groups]
+        return [_ids(ids) for ids in groups]
 
     def on_rows(self, rows: StepRows) -> list[Payload]:
         return []
 
     def on_end(self) -> list[Payload]:
-        return []
+        return [_ids([index]) for index in range(self._rest)]
+
+
+def _ids(token_ids: list[int]) -> Payload:
+    return Payload({"ids": per_token(torch.tensor(token_ids, dtype=torch.int32))})

@@ -15,6 +15,7 @@ from antiphon.worker.side_outputs import StageForward
 ARCH = "TinyStageLlama"
 POISON = 113  # a token whose presence in a step makes the forward raise
 CROOKED = 114  # a token that makes a side output one row too short
+FRAIL = 115  # a token that makes a side output no tensor at all: noticed when the step is sampled
 
 
 def register() -> None:
@@ -36,6 +37,8 @@ class TinyStageLlama(LlamaForCausalLM):
         double = 2 * hidden
         if bool((input_ids == CROOKED).any()):
             double = double[1:]
+        if bool((input_ids == FRAIL).any()):
+            double = None
         table = torch.arange(3, dtype=torch.int32)
         return StageForward(
             hidden,
@@ -45,5 +48,5 @@ class TinyStageLlama(LlamaForCausalLM):
     def compute_logits(self, hidden_states: torch.Tensor) -> Any:
         """The tokens that do harm are never sampled."""
         logits = super().compute_logits(hidden_states)
-        logits[:, [POISON, CROOKED]] = float("-inf")
+        logits[:, [POISON, CROOKED, FRAIL]] = float("-inf")
         return logits

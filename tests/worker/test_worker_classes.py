@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
@@ -61,13 +60,9 @@ def test_the_cuda_operations_are_complete() -> None:
     assert {"snapshot", "free_bytes"} <= vars(CudaOps).keys()
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="shows what happens without a GPU")
-def test_a_machine_without_a_gpu_says_so() -> None:
-    with pytest.raises((RuntimeError, AssertionError)):
-        CudaOps(torch.device("cuda"))
-
-
-@pytest.mark.parametrize("name", ["no.such.module:X", "antiphon.errors:Nothing", "antiphon.errors", ""])
+@pytest.mark.parametrize(
+    "name", ["no.such.module:X", "antiphon.errors:Nothing", "antiphon.errors", ""]
+)
 def test_a_name_that_cannot_be_loaded(name: str) -> None:
-    with pytest.raises((AdapterError, ValueError)):
+    with pytest.raises(AdapterError):
         load_object(name)

@@ -16,26 +16,25 @@ HIDDEN = torch.arange(8 * 2, dtype=torch.float32).reshape(8, 2)  # 7 tokens and 
 
 
 def batch(*logs: RowLog | None) -> list[StepRow]:
-    """A prefill of five, then decodes; requests without a log want nothing (C26)."""
-    spans = [(0, 5, 0), (5, 6, 11), (6, 7, 20)]
+    """Prompts of five, one and one tokens; requests without a log want nothing (C26)."""
+    spans = [(0, 5), (5, 6), (6, 7)]
     return [
-        StepRow(log, index, start, stop, first)
-        for index, (log, (start, stop, first)) in enumerate(zip(logs, spans, strict=False))
+        StepRow(log, index, start, stop, first_position=0)
+        for index, (log, (start, stop)) in enumerate(zip(logs, spans, strict=False))
         if log is not None
     ]
 
 
 def released(log: RowLog) -> list[StepRows]:
-    log._next = min(rows.first for rows in log._pending)
     return log.confirm(1000)
 
 
 def test_each_request_has_its_own_rows() -> None:
-    """C26, C28: a prefill and two decodes in one step, one of which wants nothing."""
+    """C26, C28: several requests in one step, one of which wants nothing."""
     first, last = RowLog(), RowLog()
     assert materialise(CpuOps(), batch(first, None, last), HIDDEN, {}, 3) == []
     (a,), (b,) = released(first), released(last)
-    assert (a.first_position, b.first_position) == (0, 20)
+    assert (a.first_position, b.first_position) == (0, 0)
     assert a.hidden is not None
     assert b.hidden is not None
     assert torch.equal(a.hidden, HIDDEN[0:5])
@@ -105,7 +104,11 @@ def test_only_what_a_request_wants_is_copied() -> None:
 def test_copies_outlive_the_buffers_they_came_from(span: str) -> None:
     """C127: graphs and persistent buffers are overwritten by the next step."""
     hidden = HIDDEN[:5].clone() if span == "whole" else HIDDEN.clone()
-    side = {"each": per_token(hidden[:, 0]), "all": shared(hidden[0]), "one": per_request(hidden[:1])}
+    side = {
+        "each": per_token(hidden[:, 0]),
+        "all": shared(hidden[0]),
+        "one": per_request(hidden[:1]),
+    }
     log = RowLog(side_names=side)
     assert materialise(CpuOps(), batch(log), hidden, side, 1) == []
     hidden.fill_(float("nan"))

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import tiny_adapters
 import torch
-from tiny_adapters import CALLS, SEEN
 
+import tiny_adapters
 from antiphon.connector.inproc import InprocConnector
 from antiphon.core.options import ConnectorSpec, InEdge, OutEdge, StageOptions
 from antiphon.core.tickets import Accepted, Ended, Fetch, StageNews, StageWork, Ticket
@@ -21,6 +20,7 @@ from antiphon.payload.types import Payload, per_token
 from antiphon.worker.device import CpuOps
 from antiphon.worker.materialise import StepRow, materialise
 from antiphon.worker.stage_io import StageIO
+from tiny_adapters import CALLS, SEEN
 
 _runs = itertools.count()
 OUTPUTS = {"ids": "TokensOut", "rows": "RowsOut", "parts": "PartsOut"}
@@ -36,9 +36,13 @@ class Bench:
         options = StageOptions(
             "here",
             ConnectorSpec("inproc", run),
-            inputs=(InEdge("in-ids", "tiny_adapters:TokensIn"), InEdge("in", "tiny_adapters:RowsIn")),
+            inputs=(
+                InEdge("in-ids", "tiny_adapters:TokensIn"),
+                InEdge("in", "tiny_adapters:RowsIn"),
+            ),
             outputs=tuple(
-                OutEdge(name, f"tiny_adapters:{cls}", {"fail": fail}) for name, cls in OUTPUTS.items()
+                OutEdge(name, f"tiny_adapters:{cls}", {"fail": fail})
+                for name, cls in OUTPUTS.items()
             ),
         )
         self.io = StageIO(options, "no model", self.connector)
@@ -138,20 +142,32 @@ def test_rows_are_released_up_to_the_last_token_that_was_forwarded(bench: Bench)
     assert not bench.io.wants_rows
 
 
-def test_several_payloads_are_numbered_and_only_the_last_ends(bench: Bench) -> None:
-    """A payload is held until it is known whether another follows."""
+def test_payloads_leave_at_once_and_only_the_last_ends(bench: Bench) -> None:
+    """The first part does not wait for the second; what ends the stream may be empty."""
     bench.open("a", "parts")
-    assert bench.accept("a", 2, 1).refs == []
-    refs = bench.accept("a", 4, 2, 3).refs
-    refs += bench.end("a", 4).refs
-    assert [(ref.seq, ref.end) for ref in refs] == [(0, False), (1, True)]
+    refs = []
+    for num_tokens, ids in ((2, [1]), (4, [2, 3])):
+        (ref,) = bench.accept("a", num_tokens, *ids).refs
+        refs.append(ref)
+    (end,) = bench.end("a", 4).refs
+    assert [(r.seq, r.end, r.empty) for r in [*refs, end]] == [
+        (0, False, False),
+        (1, False, False),
+        (2, True, True),
+    ]
     assert [take(bench, ref).fields["ids"].tensor.tolist() for ref in refs] == [[1], [2, 3]]
 
 
 def test_one_step_may_bring_several_payloads(bench: Bench) -> None:
     bench.open("a", "parts", each=True)
-    refs = bench.accept("a", 4, 1, 2, 3).refs + bench.end("a", 4).refs
-    assert [(ref.seq, ref.end) for ref in refs] == [(0, False), (1, False), (2, True)]
+    refs = bench.accept("a", 4, 1, 2, 3).refs
+    assert [(ref.seq, ref.end, ref.empty) for ref in refs] == [(n, False, False) for n in range(3)]
+
+
+def test_the_last_of_several_payloads_at_the_end_ends(bench: Bench) -> None:
+    bench.open("a", "parts", rest=2)
+    refs = bench.end("a", 1).refs
+    assert [(ref.seq, ref.end, ref.empty) for ref in refs] == [(0, False, False), (1, True, False)]
 
 
 def test_nothing_to_say_is_an_explicit_empty_end(bench: Bench) -> None:
@@ -193,9 +209,7 @@ def test_an_adapter_that_raises_fails_only_its_request(at: str) -> None:
     bench = Bench(fail=at)
     edge = "rows" if at == "rows" else "ids"
     news = [
-        bench.work(
-            tickets=[Ticket("bad", (edge,), {"broken": True}), Ticket("good", (edge,), {})]
-        )
+        bench.work(tickets=[Ticket("bad", (edge,), {"broken": True}), Ticket("good", (edge,), {})])
     ]
     for uid in ("bad", "good"):
         if bench.io.row_log(uid) is not None:
@@ -213,7 +227,9 @@ def test_after_a_failure_the_request_is_left_alone(bench: Bench) -> None:
     """Steps may still be on their way: no second error, no payload, no call."""
     bench.open("a", "ids")
     bench.io.fail("a", AdapterError("its rows could not be had"))
+    bench.io.fail("a", AdapterError("nor those of the step that was in flight"))
     assert errors(bench.io.take_news()) == [("a", "adapter")]
+    assert bench.io.row_log("a") is None
     assert not bench.accept("a", 3, 1)
     assert not bench.end("a", 3)
     assert CALLS["tokens"] == CALLS["end"] == 0

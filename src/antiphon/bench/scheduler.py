@@ -101,16 +101,19 @@ def measure(folder: str, requests: int, pairs: int, *, routed: bool = False) -> 
         uid = f"request-{index}"
         if routed:
             ours.coordinator.expect(
-                uid, waits_for=None, timeout_s=0, edges=(EDGE,), params={}, num_prompt_tokens=_PROMPT
+                uid,
+                waits_for=None,
+                timeout_s=0,
+                edges=(EDGE,),
+                params={},
+                num_prompt_tokens=_PROMPT,
             )
         stock.add_request(_request(uid))
         ours.add_request(_request(uid))
     return _row(requests, *_timed_pairs(stock, ours, pairs))
 
 
-def _timed_pairs(
-    stock: Scheduler, ours: Scheduler, pairs: int
-) -> tuple[list[float], list[float]]:
+def _timed_pairs(stock: Scheduler, ours: Scheduler, pairs: int) -> tuple[list[float], list[float]]:
     """Seconds per step of both, after a warm-up that also does the prefill."""
     for _ in range(WARM_UP):
         _step(stock)
@@ -176,7 +179,7 @@ def _table(plain: Sequence[Row], routed: Sequence[Row]) -> Table:
     return table
 
 
-# --- what a scheduler needs, without an engine ------------------------------------------------------
+# --- what a scheduler needs, without an engine ----------------------------------------------------
 
 
 def _config(folder: str, requests: int) -> VllmConfig:

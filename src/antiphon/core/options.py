@@ -47,7 +47,6 @@ class StageOptions(msgspec.Struct, frozen=True):
     inputs: tuple[InEdge, ...] = ()
     outputs: tuple[OutEdge, ...] = ()
     atomic_inputs: bool = False  # generation: an input over the token budget is an error
-    check_every_step: bool = False  # debugging: check every store's integrity after each step
 
     def to_config(self) -> dict[str, Any]:
         """As an entry of vLLM's `additional_config`."""

@@ -41,6 +41,7 @@ class Unit:
     part: int
     gated: bool
     input_s: float
+    input: tuple[str, str] | None = None  # (producing stage, key) of what was delivered
     first_s: float | None = None
     last_s: float | None = None
     tokens: int = 0
@@ -139,6 +140,8 @@ class Flow:
     def _deliver(self, edge: Edge, part: int, ref: Ref) -> None:
         unit = self._unit(edge.consumer, part)
         unit.input_s = self.clock()
+        if ref.key is not None:
+            unit.input = (edge.producer, ref.key)
         # To its consumer each part is a whole payload of its own.
         whole = msgspec.structs.replace(ref, seq=0, end=True)
         self.send(edge.consumer, Deliver([(self._uid(part), whole)]))
@@ -214,6 +217,13 @@ class Flow:
         """A payload arrived for a request that is ending: nobody will take it."""
         if ref.key is not None:
             self.send(stage, Discard([ref.key]))
+
+    def release_inputs(self, stage: str) -> None:
+        """`stage` is gone: what was delivered to it may still lie where its producer stored it."""
+        for unit in self.units.get(stage, []):
+            if unit.input is not None and unit.finish is None:
+                producer, key = unit.input
+                self.send(producer, Discard([key]))
 
     def reply(self, finish_reason: str | None = None) -> Reply:
         """What there is, so far or at last."""

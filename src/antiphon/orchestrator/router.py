@@ -154,6 +154,7 @@ class Router:
         self._gone[stage] = why
         for live in list(self._live.values()):
             if stage in live.flow.units:
+                live.flow.release_inputs(stage)
                 self._end(live, why)
                 self._acknowledged(live, stage)
 

@@ -147,7 +147,12 @@ class Coordinator:
         """The request's end is reported now: its error, if it has one, goes to the host with it."""
         if (info := self._reasons.pop(uid, None)) is not None:
             self.events.errors.setdefault(uid, info)
-        return info
+        return self.events.errors.get(uid)
+
+    @property
+    def num_unreported(self) -> int:
+        """Errors of requests whose end has not been reported yet."""
+        return len(self._reasons)
 
     def expire(self) -> list[str]:
         """Requests that waited too long, each with its error noted."""

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
@@ -92,6 +92,10 @@ class StageSchedulerMixin(Scheduler):
             raise AssertionError("a parked request is not known to the scheduler")
         if len(self._parked) != self.coordinator.gate.blocked_count:
             raise AssertionError("parked requests and closed gates differ")
+        if not self._wants_logprobs <= self.requests.keys():
+            raise AssertionError("logprobs are expected of a request that is gone")
+        if self.coordinator.num_unreported > len(self._endings):
+            raise AssertionError("an error is kept that no end will report")
 
     # --- upstream's hooks ---------------------------------------------------------------------
 
@@ -165,7 +169,7 @@ class StageSchedulerMixin(Scheduler):
                 self.coordinator.report(uid)
 
     def _plan_error(self, request: Request, plan: PromptPlan) -> AntiphonError | None:
-        """What is wrong with a planned prompt: upstream would raise for all, or compute nonsense."""
+        """What is wrong with a planned prompt: upstream would raise for all requests of a step."""
         samples = request.sampling_params is not None
         own_ids = samples and not plan.rows_local  # ids that the model looks up itself
         try:
@@ -210,7 +214,7 @@ class StageSchedulerMixin(Scheduler):
         return EngineCoreOutput(
             request_id=request.request_id,
             new_token_ids=[],
-            finish_reason=request.get_finished_reason(),
+            finish_reason=request.get_finished_reason() if error is None else FinishReason.ERROR,
             stop_reason=None if error is None else error.message,
             events=request.take_events(),
             trace_headers=request.trace_headers,

@@ -128,6 +128,8 @@ class StageHost:
             self._acknowledge_aborts()
         if self._bedtime is not None and not self._engine.has_work:
             self._fall_asleep(self._bedtime)
+        if self.spec.check_every_step:
+            self._check()
 
     def expire(self) -> None:
         """A deadline is due although there is no work: a step delivers its error."""
@@ -271,12 +273,17 @@ class StageHost:
     def _acknowledge(self, command: Sleep | Wake, freed: int, error: ErrorInfo | None) -> None:
         self._send(Acknowledged(command.token, freed, error), [])
 
+    def _check(self) -> dict[str, int]:
+        """Check every store; what the worker holds. AssertionError if one disagrees."""
+        self._scheduler.check_integrity()
+        held: dict[str, int] = self._engine.call_workers("stage_inspect")[0]
+        return held
+
     def _inspect(self, command: Inspect) -> Inspection:
         error = None
         held = {"requests": 0, "io": 0, "connector_entries": 0}
         try:
-            self._scheduler.check_integrity()
-            held = self._engine.call_workers("stage_inspect")[0]
+            held = self._check()
         except AssertionError as failure:
             error = ErrorInfo("integrity", str(failure))
         return Inspection(

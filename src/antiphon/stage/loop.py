@@ -38,7 +38,8 @@ def _take_commands(hosts: Mapping[str, StageHost], inbox: Inbox) -> None:
         else:
             name, command = inbox.get(timeout=timeout)
         while True:
-            hosts[name].handle(command)
+            if not hosts[name].stopped:  # what was on its way to a stage that has ended
+                hosts[name].handle(command)
             name, command = inbox.get_nowait()
     except queue.Empty:
         return

@@ -27,5 +27,6 @@ class StageSpec(msgspec.Struct, frozen=True):
     outputs: tuple[OutEdge, ...] = ()
     input_wait_timeout_s: float = 600.0  # 0: wait for ever
     atomic_inputs: bool = False  # generation: an input over the token budget is an error
+    check_every_step: bool = False  # debugging: check every store's integrity after each step
     threads: int = 1
     environment: dict[str, str] = {}

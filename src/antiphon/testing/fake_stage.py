@@ -58,8 +58,8 @@ class FakeStage(StageClient):
     """One stage; callbacks run on the thread that calls its methods.
 
     `keys` are the payloads that the run's connector holds, shared by the stages of a pipeline: a
-    ref puts one in, a delivery takes it, a discard removes it. An automatic stage answers from the
-    running event loop, never from within `send`.
+    ref puts one in, the first thing that the consumer says takes it, a discard removes it. An
+    automatic stage answers from the running event loop, never from within `send`.
     """
 
     def __init__(
@@ -77,11 +77,13 @@ class FakeStage(StageClient):
         self.waiting: set[str] = set()  # those of them whose input has not arrived
         self.keys = set() if keys is None else keys
         self.pending_aborts: list[Abort] = []
+        self.on_command: Callable[[Command], object] = lambda command: None  # told of each one
         self.gone = False
         self._on_event = on_event
         self._on_gone = on_gone
         self._answer = answer
         self._seqs: dict[tuple[str, str], int] = {}
+        self._inputs: dict[str, str] = {}  # keys that were delivered and have not been taken
 
     # --- the client interface -----------------------------------------------------------------
 
@@ -107,6 +109,7 @@ class FakeStage(StageClient):
                 self._soon(self.emit, self._inspection(command.token))
             case Stop():
                 self.stop(0)
+        self.on_command(command)
 
     def stop(self, timeout_s: float) -> None:
         if not self.gone:
@@ -148,9 +151,12 @@ class FakeStage(StageClient):
         self._finished(uid, "error")
         self.emit(Step([Output(uid, finish="error", error=info)], []))
 
-    def ref(self, uid: str, edge: str, *, end: bool = True, empty: bool = False) -> Ref:
-        """A payload of `uid` is stored; seq counts by itself. Returns the ref."""
-        seq = self._seqs.get((uid, edge), 0)
+    def ref(
+        self, uid: str, edge: str, *, end: bool = True, empty: bool = False, seq: int | None = None
+    ) -> Ref:
+        """A payload of `uid` is stored; seq counts by itself if it is not given. Returns the ref."""
+        if seq is None:
+            seq = self._seqs.get((uid, edge), 0)
         self._seqs[uid, edge] = seq + 1
         key = None if empty else f"{self.name}/{uid}/{edge}/{seq}"
         ref = Ref(uid, edge, seq, end=end, key=key)
@@ -191,7 +197,10 @@ class FakeStage(StageClient):
         if ref.key is not None:
             if ref.key not in self.keys:
                 raise AssertionError(f"payload {ref.key} is not stored")
-            self.keys.remove(ref.key)
+            if uid in self.waiting:
+                self._inputs[uid] = ref.key
+            else:
+                self.keys.remove(ref.key)  # too late: the stage discards it
         if uid not in self.waiting:
             return
         self.waiting.remove(uid)
@@ -213,6 +222,8 @@ class FakeStage(StageClient):
         self.finish(uid)
 
     def _finished(self, uid: str, finish: str | None) -> None:
+        if (key := self._inputs.pop(uid, None)) is not None:
+            self.keys.discard(key)
         if finish is not None:
             self.live.pop(uid, None)
             self.waiting.discard(uid)

@@ -12,5 +12,5 @@ def load_object(name: str) -> object:
     module_name, _, attribute = name.partition(":")
     try:
         return getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, ValueError) as error:
         raise AdapterError(f"'{name}' cannot be loaded: {error}") from error

@@ -40,8 +40,8 @@ def materialise(
 ) -> list[tuple[StepRow, PayloadError]]:
     """Append this step's rows to the log of each request that wants some.
 
-    `hidden` is [num_tokens (padded), hidden]. Returns the requests that a side output fails, because
-    it is absent or of a wrong length; their logs have not been touched.
+    `hidden` is [num_tokens (padded), hidden]. Returns the requests that a side output fails: it is
+    absent or of a wrong length. Their logs have not been touched.
     """
     names = sorted(frozenset().union(*(want.log.side_names for want in wanted)))
     problems = {

@@ -41,7 +41,6 @@ class _Outlet:
     adapter: OutputAdapter
     needs: OutputNeeds
     seq: int = 0
-    held: Payload | None = None  # the newest payload: sent once it is known whether it is the last
 
 
 @dataclass(slots=True)
@@ -96,7 +95,7 @@ class StageIO:
     def row_log(self, uid: str) -> RowLog | None:
         """Where a step's rows of this request go; None if no edge wants any."""
         producer = self._producers.get(uid)
-        return None if producer is None else producer.rows
+        return None if producer is None or producer.failed else producer.rows
 
     @property
     def wants_rows(self) -> bool:
@@ -155,9 +154,12 @@ class StageIO:
             self._fail(uid, AdapterError(f"an adapter raised {type(error).__name__}: {error}"))
 
     def _fail(self, uid: str, error: AntiphonError) -> None:
-        self._news.failed.append((uid, error.to_wire()))
-        if (producer := self._producers.get(uid)) is not None:
+        producer = self._producers.get(uid)
+        if producer is not None:
+            if producer.failed:
+                return  # said already: a step that was in flight then fails as well
             producer.failed = True
+        self._news.failed.append((uid, error.to_wire()))
 
     def _open(self, ticket: Ticket) -> None:
         outlets = []
@@ -205,17 +207,18 @@ class StageIO:
         rows = producer.rows.confirm(ended.num_tokens - 1) if producer.rows is not None else []
         for outlet in producer.outlets:
             self._offer_rows(ended.uid, outlet, rows)
-            self._emit(ended.uid, outlet, outlet.adapter.on_end())
-            self._send(ended.uid, outlet, outlet.held, end=True)
+            *before, last = outlet.adapter.on_end() or (None,)  # nothing left: an empty end
+            for payload in before:
+                self._send(ended.uid, outlet, payload, end=False)
+            self._send(ended.uid, outlet, last, end=True)
 
     def _emit(self, uid: str, outlet: _Outlet, payloads: Sequence[Payload]) -> None:
+        """Send at once: whoever waits for the first payload does not wait for the second."""
         for payload in payloads:
-            if outlet.held is not None:
-                self._send(uid, outlet, outlet.held, end=False)
-            outlet.held = payload
+            self._send(uid, outlet, payload, end=False)
 
     def _send(self, uid: str, outlet: _Outlet, payload: Payload | None, *, end: bool) -> None:
-        seq, outlet.seq, outlet.held = outlet.seq, outlet.seq + 1, None
+        seq, outlet.seq = outlet.seq, outlet.seq + 1
         if payload is None:
             self._news.refs.append(Ref(uid, outlet.edge, seq, end=end, epoch=outlet.epoch))
             return
