@@ -10,12 +10,13 @@ import json
 import os
 import time
 
-from upstream_state import foreign, snapshot
 from vllm import SamplingParams
 from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.core_client import InprocClient
 from vllm.v1.executor.abstract import Executor
+
+from upstream_state import foreign, snapshot
 
 QUESTIONS = (
     "What is the capital of France?",

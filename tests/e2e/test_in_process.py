@@ -1,4 +1,7 @@
-"""All stages in one process: the same answer, upstream as it was, the thinker equal to stock vLLM."""
+"""All stages in one process:
+
+the same answer, upstream as it was, the thinker equal to stock vLLM.
+"""
 
 from __future__ import annotations
 

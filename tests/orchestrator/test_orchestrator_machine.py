@@ -222,7 +222,7 @@ class RouterMachine(RuleBasedStateMachine):
 
 TestRouter = RouterMachine.TestCase
 TestRouter.settings = settings(
-    max_examples=100,
+    max_examples=60,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],

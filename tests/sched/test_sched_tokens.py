@@ -4,7 +4,7 @@ conformance test check the same for every token of every request."""
 from __future__ import annotations
 
 import pytest
-from sched_engine import OUT, Stage, plan
+from sched_engine import OUT, Stage, plan, token_at
 from vllm.v1.engine import FinishReason
 from vllm.v1.request import RequestStatus
 
@@ -39,6 +39,21 @@ def test_every_token_is_told_once_and_in_order(cls: type[ARScheduler]) -> None:
         assert counts[-1] == n + len(stage.outcomes[uid].tokens)
         assert counts == sorted(counts)
     stage.check_empty()
+
+
+def test_tokens_of_two_results_before_the_next_step_travel_together() -> None:
+    stage = Stage(AsyncARScheduler)
+    stage.submit("a", n=6, max_tokens=9, edges=(OUT,))
+    stage.step()
+    results = [stage.in_flight.pop()]
+    scheduled = stage.scheduler.schedule()
+    results.append((scheduled, stage.run(scheduled)))
+    for result in results:
+        stage.scheduler.update_from_output(*result)
+    work = work_of(stage.scheduler.schedule())
+    assert work is not None
+    assert work.tokens["a"].token_ids == [token_at("a", 6), token_at("a", 7)]
+    assert work.tokens["a"].num_tokens == 8
 
 
 @BOTH

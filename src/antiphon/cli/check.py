@@ -24,12 +24,11 @@ def run(options: argparse.Namespace) -> int:
     """Print the table, then raise SeamMovedError if a name is not as expected."""
     import importlib.metadata
     import platform
-
-    from rich.console import Console
-    from rich.table import Table
+    from itertools import groupby
 
     from antiphon.errors import SeamMovedError
     from antiphon.upstream.check import Status, run_check
+    from antiphon.upstream.contract import SEAMS
     from antiphon.upstream.version import require_vllm
 
     rows = run_check()
@@ -39,12 +38,14 @@ def run(options: argparse.Namespace) -> int:
         "torch": importlib.metadata.version("torch"),
         "python": platform.python_version(),
     }
-    table = Table(title="  ".join(f"{name} {version}" for name, version in versions.items()))
-    for column in ("seam", "name", "found", "detail"):
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(row.seam, row.symbol, row.status.value, row.detail)
-    Console(markup=False).print(table)
+    print("  ".join(f"{name} {version}" for name, version in versions.items()))
+    seams = {seam.name: seam for seam in SEAMS}
+    width = max(len(status.value) for status in Status)
+    for seam, names in groupby(rows, key=lambda row: row.seam):
+        print(f"\n{seam}: {seams[seam].reason}\n  without it: {seams[seam].fallback}")
+        for row in names:
+            print(f"  {row.status.value:<{width}}  {row.symbol}  {row.detail}")
+    print()
     moved = [row.symbol for row in rows if row.status is not Status.OK]
     if moved:
         raise SeamMovedError(

@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 
 import msgspec
 
-from antiphon.errors import StageDiedError, StageStartError, from_wire
+from antiphon.errors import AntiphonError, StageDiedError, StageStartError, from_wire
 from antiphon.orchestrator.clients import OnEvent, OnGone, StageClient
 from antiphon.stage.messages import Command, Event, Failed, Ready, Stop, Stopped
 from antiphon.stage.spec import StageSpec
@@ -90,7 +90,7 @@ class ProcessStage(StageClient):
                 return  # the reader tells why
 
     def _read(self) -> None:
-        failure = None
+        failure: AntiphonError | None = None
         try:
             while True:
                 event, frames = self._channel.receive()
@@ -105,6 +105,8 @@ class ProcessStage(StageClient):
             pass
         status = self._process.wait()
         if not self._stopping:
+            if failure is not None and self._ready:  # its code says that it could not start
+                failure = StageDiedError(f"stage '{self._name}' failed: {failure}")
             self._on_gone(self._name, failure or self._obituary(status))
 
     def _obituary(self, status: int) -> StageDiedError | StageStartError:

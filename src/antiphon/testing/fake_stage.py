@@ -154,7 +154,7 @@ class FakeStage(StageClient):
     def ref(
         self, uid: str, edge: str, *, end: bool = True, empty: bool = False, seq: int | None = None
     ) -> Ref:
-        """A payload of `uid` is stored; seq counts by itself if it is not given. Returns the ref."""
+        """A payload of `uid` is stored; seq counts by itself unless given. Returns the ref."""
         if seq is None:
             seq = self._seqs.get((uid, edge), 0)
         self._seqs[uid, edge] = seq + 1
