@@ -174,6 +174,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(known)
 
 
+@pytest.hookimpl(trylast=True)  # after the last test's own fixtures, which may use an engine
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     if nextitem is None or _FOLDER not in nextitem.path.parents:
         gc.freeze()  # each shutdown collects garbage several times over all that was imported
