@@ -1,6 +1,7 @@
 """The judge of the voice: whisper-tiny.en writes down what it hears, and the words are compared.
 
-Its weights come inside a package that is fetched like the models of the pipelines; they are used by tests only.
+Its weights come inside a package that is fetched like the models of the pipelines; they are used by
+tests only.
 """
 
 from __future__ import annotations

@@ -60,7 +60,10 @@ class OutputAdapter(Protocol):
         ...
 
     def on_end(self) -> Sequence[Payload]:
-        """The request finished normally: what is left, the last of it marked as the end. Not called for aborted or failed ones."""
+        """The request finished normally:
+
+        what is left, the last of it marked as the end. Not called for aborted or failed ones.
+        """
         ...
 
 
