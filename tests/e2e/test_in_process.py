@@ -1,7 +1,4 @@
-"""All stages in one process:
-
-the same answer, upstream as it was, the thinker equal to stock vLLM.
-"""
+"""All stages in one process: the same answer, upstream untouched, the thinker as stock vLLM."""
 
 from __future__ import annotations
 

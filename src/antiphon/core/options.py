@@ -1,7 +1,4 @@
-"""What the scheduler and the workers of a stage need to know;
-
-travels in vLLM's `additional_config`.
-"""
+"""What a stage's scheduler and workers need to know; travels in vLLM's `additional_config`."""
 
 from __future__ import annotations
 

@@ -60,9 +60,9 @@ class OutputAdapter(Protocol):
         ...
 
     def on_end(self) -> Sequence[Payload]:
-        """The request finished normally:
+        """What is left of a request that finished normally; the last of it is marked as the end.
 
-        what is left, the last of it marked as the end. Not called for aborted or failed ones.
+        Not called for requests that were aborted or failed. Nothing left: an explicit empty end.
         """
         ...
 

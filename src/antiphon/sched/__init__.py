@@ -1,4 +1,1 @@
-"""Schedulers of a stage:
-
-thin subclasses of vLLM's, which decide when and never what the data means.
-"""
+"""Schedulers of a stage: thin subclasses of vLLM's; they decide when, never what the data means."""
