@@ -179,6 +179,17 @@ SEAMS: tuple[Seam, ...] = (
         ),
     ),
     Seam(
+        "seeded sampling on CPU",
+        "a sample of a partial prefill is taken back by the generator's offset, which CPU "
+        "generators lack; ours goes back by state",
+        "none needed once upstream goes back by state",
+        (
+            Names(_RUNNER, "GPUModelRunner", ("method _sample(logits, spec_decode_metadata)",)),
+            Names(_INPUT_BATCH, "InputBatch", ("attribute generators req_id_to_index",)),
+            Names(_INPUT_BATCH, "CachedRequestState", ("field generator",)),
+        ),
+    ),
+    Seam(
         "workers",
         "upstream has no setting for the runner's class: the GPU worker makes it in a method of "
         "its own, the CPU worker inside init_device",

@@ -14,6 +14,7 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from antiphon.connector.registry import make_connector
 from antiphon.core.options import StageOptions
 from antiphon.upstream.envelopes import NewsOnArrival, with_news, work_of
+from antiphon.upstream.generators import RewindGenerator, seeded
 from antiphon.worker.device import ops_for
 from antiphon.worker.materialise import StepRow, materialise
 from antiphon.worker.side_outputs import OutputTap
@@ -112,7 +113,23 @@ class StageRunnerMixin(GPUModelRunner):
 
 
 class CpuStageRunner(StageRunnerMixin, CPUModelRunner):
-    """The runner on CPU."""
+    """The runner on CPU, where a seeded request's generator must be able to go back."""
+
+    def _update_states(self, scheduler_output: SchedulerOutput) -> Any:
+        deferred = super()._update_states(scheduler_output)
+        for new in scheduler_output.scheduled_new_reqs:
+            request = self.requests[new.req_id]
+            if request.generator is not None:
+                request.generator = seeded(request.generator.initial_seed())
+                index = self.input_batch.req_id_to_index[new.req_id]
+                self.input_batch.generators[index] = request.generator
+        return deferred
+
+    def _sample(self, *args: Any, **kwargs: Any) -> Any:
+        for generator in self.input_batch.generators.values():
+            if isinstance(generator, RewindGenerator):
+                generator.mark()
+        return super()._sample(*args, **kwargs)
 
 
 class CudaStageRunner(StageRunnerMixin, GPUModelRunner):
