@@ -10,11 +10,11 @@ from pathlib import Path
 
 import msgspec.yaml
 import pytest
-from conftest import Antiphon, command
 
 from antiphon.cli.main import build_parser
 from antiphon.errors import InvalidRequestError
 from antiphon.pipeline.draw import draw
+from conftest import Antiphon, command
 from sample_pipeline import TOPOLOGY
 
 HEAVY = "sys.modules.keys() & {'torch', 'vllm', 'transformers'}"

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+
 from conftest import Antiphon
 
 SAY = ("say", "hello", "--pipeline", "sample", "--out")

@@ -133,6 +133,9 @@ class _Chat:
         )
         try:
             with progress:
+                await omni.prepare()
+                if self.options.text is not None:
+                    await omni.check(self.request(self.options.text))
                 await omni.start()
             if self.options.text is not None:
                 await self.ask(omni, self.options.text)

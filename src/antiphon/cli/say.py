@@ -71,6 +71,8 @@ async def _say(options: argparse.Namespace, setup: Setup, request: OmniRequest) 
     )
     try:
         with progress:
+            await omni.prepare()
+            await omni.check(request)  # before the stages start: a mistake need not wait for them
             await omni.start()
         await answer(omni, request, options.out)
     finally:

@@ -61,6 +61,7 @@ class AsyncOmni:
         self._modalities = modalities
         self._on_progress = on_progress or (lambda stage, phase: None)
         self._router = Router()
+        self._run = new_run_token()
         self._specs: dict[str, StageSpec] = {}
         self._stages: StageSet | None = None
         self._adapters: dict[str, EntryAdapter] = {}
@@ -69,14 +70,13 @@ class AsyncOmni:
 
     # --- life ---------------------------------------------------------------------------------
 
-    async def start(self) -> None:
-        """Fetch models if need be, start every stage, and return when all are ready."""
-        run = new_run_token()
+    async def prepare(self) -> None:
+        """Fetch models if need be; `check` works from here on. `start` does it if nobody has."""
         self._specs = await _in_thread(
             lambda progress: resolve_stages(
                 self.topology,
                 self.deployment,
-                run=run,
+                run=self._run,
                 entries=self._entries,
                 modalities=self._modalities,
                 on_progress=progress,
@@ -84,10 +84,15 @@ class AsyncOmni:
             self._on_progress,
         )
         self._adapters = await asyncio.to_thread(self._load_adapters)
+
+    async def start(self) -> None:
+        """Start every stage, and return when all are ready."""
+        if not self._specs:
+            await self.prepare()
         self._stages = StageSet(
             self._specs,
             in_process=self.deployment.in_process,
-            run=run,
+            run=self._run,
             on_event=self._on_event,
             on_gone=self._on_gone,
             on_progress=self._on_progress,
@@ -160,13 +165,20 @@ class AsyncOmni:
         await self._router.abort(live)
         return True
 
+    async def check(self, request: OmniRequest) -> list[list[int]]:
+        """Everything about a request that needs no stage: the prompts it would start with.
+
+        Raises CallerError for a request that cannot be served as it is. `prepare` comes first.
+        """
+        request.check(self.topology)
+        adapter = self._adapters[request.entry]
+        return await asyncio.to_thread(adapter.prompts, _entry_request(request))
+
     async def _submit(self, request: OmniRequest) -> LiveRequest:
         if self._stages is None:
             raise ShutdownError("the pipeline is not running; call start() first")
+        prompts = await self.check(request)
         path = request.check(self.topology)
-        entry = _entry_request(request)
-        adapter = self._adapters[request.entry]
-        prompts = await asyncio.to_thread(adapter.prompts, entry)
         plan = FlowPlan(self._router.new_uid(), self.topology, path, request, self._text(path))
         return self._router.submit(plan, prompts, request)
 
