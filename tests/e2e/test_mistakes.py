@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from leftovers import run_files, stage_processes
 
 pytestmark = pytest.mark.timeout(300)  # on a new machine the models are fetched first
