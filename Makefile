@@ -26,10 +26,10 @@ test-slow: setup  ## the slow tests
 	@$(BIN)/python -m pytest -m slow $(TESTS)
 
 lint: setup  ## ruff, mypy --strict, import layering
-	@$(BIN)/ruff check .
-	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check --no-cache .
+	@$(BIN)/ruff format --no-cache --check .
 	@$(BIN)/mypy
-	@$(BIN)/lint-imports
+	@$(BIN)/lint-imports --no-cache
 
 docs: setup  ## write the generated parts of docs/ again
 	@$(BIN)/python -m antiphon.upstream.docs docs/upstream-symbols.md

@@ -10,7 +10,8 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from antiphon.orchestrator.api import OmniEvent, OmniRequest, Reply
-from antiphon.orchestrator.omni import AsyncOmni, Progress
+from antiphon.orchestrator.omni import AsyncOmni
+from antiphon.orchestrator.tasks import Progress
 from antiphon.pipeline.deployment import Deployment
 from antiphon.pipeline.topology import Topology
 

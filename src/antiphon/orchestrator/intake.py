@@ -1,0 +1,79 @@
+"""What a request needs of the models' files before any stage sees it: prompts and a detokenizer."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from antiphon.errors import InvalidRequestError, TopologyError
+from antiphon.orchestrator.api import OmniRequest
+from antiphon.pipeline.detokenize import Detokenizer, load_tokenizer
+from antiphon.pipeline.entry import EntryAdapter, EntryRequest, Message
+from antiphon.pipeline.topology import Entry, Stage, Topology
+
+
+class Intake:
+    """Entry adapters and tokenizers, loaded once; the constructor reads files.
+
+    `models` are the checkpoint folders of the stages that are to run; `entries` limits the entries
+    (None: all that lead to one of these stages). Raises TopologyError for an adapter that is not
+    there.
+    """
+
+    def __init__(
+        self, topology: Topology, models: Mapping[str, str], entries: Collection[str] | None
+    ) -> None:
+        self._stages = frozenset(models)
+        self._adapters = {
+            entry.name: _make_adapter(entry, models[entry.stage])
+            for entry in topology.entries
+            if entry.stage in models and (entries is None or entry.name in entries)
+        }
+        self._tokenizers = {
+            stage.name: load_tokenizer(models[stage.name])
+            for stage in topology.stages
+            if stage.output == "text" and stage.name in models
+        }
+
+    def prompts(self, request: OmniRequest, path: Sequence[Stage]) -> list[list[int]]:
+        """The prompts that a request on `path` starts with; may take a while.
+
+        Raises CallerError for a text that cannot be served, and for a request that needs what has
+        been left out of this pipeline's start.
+        """
+        adapter = self._adapters.get(request.entry)
+        absent = [stage.name for stage in path if stage.name not in self._stages]
+        if adapter is None or absent:
+            what = f"stage {absent[0]}" if absent else f"entry {request.entry}"
+            raise InvalidRequestError(
+                f"{what} was left out when the pipeline was made; add to its entries or modalities"
+            )
+        return adapter.prompts(_entry_request(request))
+
+    def detokenizer(self, request: OmniRequest, path: Sequence[Stage]) -> Detokenizer | None:
+        """What turns the request's ids into text; None if it wants no text."""
+        if "text" in request.modalities:
+            for stage in path:
+                if stage.name in self._tokenizers:
+                    return Detokenizer(self._tokenizers[stage.name])
+        return None
+
+
+def _make_adapter(entry: Entry, model: str) -> EntryAdapter:
+    module, _, name = entry.adapter.partition(":")
+    try:
+        maker = vars(importlib.import_module(module))[name]
+    except (ImportError, KeyError) as error:
+        raise TopologyError(f"entry adapter '{entry.adapter}': {error}") from error
+    adapter: EntryAdapter = maker(Path(model))
+    return adapter
+
+
+def _entry_request(request: OmniRequest) -> EntryRequest:
+    """What the entry's adapter is given: one text, or a conversation that ends with it."""
+    if not request.messages:
+        return EntryRequest(text=request.text)
+    return EntryRequest(messages=msgspec.convert(request.conversation(), tuple[Message, ...]))
