@@ -11,6 +11,7 @@ import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, get_args
 
 from antiphon.errors import SettingError
 
@@ -23,7 +24,8 @@ DEFAULT_INPUT_WAIT_TIMEOUT_S = 600.0
 _ONE_DAY_S = 86_400.0
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
-_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+LogLevel = Literal["error", "warning", "info", "debug"]
+_LEVELS: tuple[LogLevel, ...] = get_args(LogLevel)
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +51,7 @@ VARIABLES = (
         "where converted models are kept",
     ),
     Variable(OFFLINE, "0", "1: never fetch anything, use only what the cache holds"),
-    Variable(LOG_LEVEL, "WARNING", f"one of {', '.join(_LEVELS)}"),
+    Variable(LOG_LEVEL, "error", f"what the stages write on stderr: one of {', '.join(_LEVELS)}"),
 )
 
 
@@ -82,14 +84,13 @@ def offline() -> bool:
     raise SettingError(f"{OFFLINE} is {value!r}; use 1 or 0.")
 
 
-def log_level() -> str:
-    """The name of a level of the logging module. Raises SettingError."""
-    value = os.environ.get(LOG_LEVEL, "").strip().upper()
-    if not value:
-        return "WARNING"
-    if value not in _LEVELS:
-        raise SettingError(f"{LOG_LEVEL} is {value!r}; use one of {', '.join(_LEVELS)}.")
-    return value
+def log_level() -> LogLevel:
+    """What the stages write on stderr. Raises SettingError."""
+    value = os.environ.get(LOG_LEVEL, "").strip().lower() or "error"
+    for level in _LEVELS:
+        if value == level:
+            return level
+    raise SettingError(f"{LOG_LEVEL} is {value!r}; use one of {', '.join(_LEVELS)}.")
 
 
 def parse_timeout(value: str | float, source: str) -> float:

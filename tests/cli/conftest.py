@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 import sample_pipeline
-
-Antiphon = Callable[..., subprocess.CompletedProcess[str]]
+from commands import Antiphon, command
 
 SUPPORT = Path(sample_pipeline.__file__).parent
 
@@ -55,7 +52,3 @@ def antiphon(workplace: Path, environment: dict[str, str]) -> Antiphon:
         )
 
     return run
-
-
-def command(arguments: Sequence[str]) -> list[str]:
-    return [sys.executable, "-m", "antiphon.cli.main", *arguments]

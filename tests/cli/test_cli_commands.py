@@ -14,7 +14,7 @@ import pytest
 from antiphon.cli.main import build_parser
 from antiphon.errors import InvalidRequestError
 from antiphon.pipeline.draw import draw
-from conftest import Antiphon, command
+from commands import Antiphon, command
 from sample_pipeline import TOPOLOGY
 
 HEAVY = "sys.modules.keys() & {'torch', 'vllm', 'transformers'}"

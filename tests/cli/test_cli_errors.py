@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import Antiphon
+from commands import Antiphon
 
 SAY = ("say", "hello", "--pipeline", "sample", "--out")
 CHAT = ("chat", "hello", "--pipeline", "sample")

@@ -6,6 +6,7 @@ import asyncio
 import io
 import os
 import signal
+import sys
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -119,7 +120,7 @@ def test_table_of_timings() -> None:
     text = out.getvalue()
     assert "TTFT 0.25 s   TTFA 1.50 s   RTF 0.50   total 2.00 s   audio 4.00 s" in text
     row = [cell.strip() for cell in text.splitlines()[-2].strip("│ ").split("│")]
-    assert row == ["thinker", "0.12", "1.00", "0.25", "12"]
+    assert row == ["thinker", "0.12", "1.00", "0.28", "12"]
 
 
 def test_table_without_audio() -> None:
@@ -136,6 +137,16 @@ def test_progress_lines(capsys: pytest.CaptureFixture[str]) -> None:
             thread.start()
             thread.join()
     assert capsys.readouterr().err == "a: loading\nb: loading\na: ready\n"
+
+
+def test_verbose_progress_is_lines_on_a_terminal_too(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stages' logs come between them, which bars that are drawn again would garble."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with StageProgress(None, verbose=True) as progress:
+        progress("a", "loading")
+    assert capsys.readouterr().err == "a: loading\n"
 
 
 @pytest.mark.parametrize("show", [None, False])

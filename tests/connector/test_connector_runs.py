@@ -25,7 +25,8 @@ from antiphon.errors import ConnectorError
 OWNER = """
 import sys
 from pathlib import Path
-from antiphon.connector.shm import RunLock, ShmConnector
+from antiphon.connector.runs import RunLock
+from antiphon.connector.shm import ShmConnector
 run, directory = sys.argv[1], Path(sys.argv[2])
 lock = RunLock(run, directory)
 connector = ShmConnector(run, 1 << 20, directory)

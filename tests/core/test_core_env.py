@@ -21,7 +21,7 @@ def test_defaults(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert env.input_wait_timeout_s() == 600.0
     assert env.cache_dir() == tmp_path / "antiphon"
     assert env.offline() is False
-    assert env.log_level() == "WARNING"
+    assert env.log_level() == "error"
 
 
 def test_an_empty_value_counts_as_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,7 +29,7 @@ def test_an_empty_value_counts_as_not_set(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setenv(variable.name, "")
     assert env.input_wait_timeout_s() == 600.0
     assert env.offline() is False
-    assert env.log_level() == "WARNING"
+    assert env.log_level() == "error"
     assert env.cache_dir().name == "antiphon"
 
 
@@ -74,10 +74,10 @@ def test_offline_is_a_boolean(monkeypatch: pytest.MonkeyPatch, value: str, resul
 def test_other_values_are_refused(monkeypatch: pytest.MonkeyPatch, name: str, read: object) -> None:
     monkeypatch.setenv(name, "perhaps")
     assert callable(read)
-    with pytest.raises(SettingError, match=f"{name} is 'PERHAPS'|{name} is 'perhaps'"):
+    with pytest.raises(SettingError, match=f"{name} is 'perhaps'"):
         read()
 
 
-def test_log_levels_may_be_written_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ANTIPHON_LOG_LEVEL", "debug")
-    assert env.log_level() == "DEBUG"
+def test_log_levels_may_be_written_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANTIPHON_LOG_LEVEL", "DEBUG")
+    assert env.log_level() == "debug"

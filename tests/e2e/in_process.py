@@ -69,15 +69,20 @@ def run(client: InprocClient, prompts: list[list[int]], tag: str) -> list[list[i
 def main() -> None:
     before = snapshot()
     environment = dict(os.environ)
-    from antiphon import Omni, OmniRequest
+    from antiphon import Deployment, Omni, OmniRequest
     from antiphon.models.voice.entries import ChatEntry
+    from antiphon.models.voice.topology import TOPOLOGY
     from antiphon.models.voice.weights import thinker_checkpoint
+    from antiphon.pipeline.defaults import fill_defaults
     from antiphon.pipeline.entry import EntryRequest
     from antiphon.stage.engine import StageEngine
+    from antiphon.stage.resolve import resolve_stages
 
     with Omni("voice", in_process=True) as omni:
         reply = omni.generate(OmniRequest(text=QUESTIONS[0]))
-        specs = omni._omni._specs
+        specs = resolve_stages(
+            TOPOLOGY, fill_defaults(TOPOLOGY, Deployment(in_process=True)), run="parity"
+        )
         entry = ChatEntry(thinker_checkpoint())
         prompts = [entry.prompts(EntryRequest(text=question))[0] for question in QUESTIONS]
         engines = [

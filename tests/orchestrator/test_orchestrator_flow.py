@@ -50,6 +50,13 @@ def test_sampling_of_the_topology_and_of_the_request_are_merged_per_stage() -> N
     assert routing["talker"].sent(Submit)[0].sampling == {"temperature": 0.5}
 
 
+def test_the_requests_own_wait_goes_to_every_stage() -> None:
+    routing = Routing()
+    routing.submit(input_wait_timeout_s=2.5)
+    for name in ("thinker", "talker", "code2wav"):
+        assert routing[name].sent(Submit)[0].wait_timeout_s == 2.5
+
+
 def test_an_entry_may_give_several_parts() -> None:
     routing = Routing()
     live = routing.submit(entry="speech", modalities=("audio",), prompts=[[1], [2]])
@@ -61,6 +68,13 @@ def test_a_stage_that_splits_takes_one_prompt() -> None:
     routing = Routing()
     with pytest.raises(AdapterError, match="one prompt"):
         routing.submit(prompts=[[1], [2]])
+    routing.assert_empty()
+
+
+def test_an_entry_that_gives_nothing_is_an_error_and_no_endless_wait() -> None:
+    routing = Routing()
+    with pytest.raises(AdapterError, match="no prompt"):
+        routing.submit(prompts=[])
     routing.assert_empty()
 
 

@@ -286,3 +286,29 @@ async def test_closing_fails_what_is_alive() -> None:
         (outcome,) = outcomes(drain(live))
         assert isinstance(outcome, ShutdownError)
     routing.assert_empty()
+
+
+async def test_a_stage_that_never_answers_keeps_no_caller_waiting() -> None:
+    """The stages have been stopped without acknowledging: every request still has one outcome."""
+    routing = Routing()
+    closed, aborted = routing.submit(), routing.submit()
+    abort = asyncio.create_task(routing.router.abort(aborted))
+    await settle()
+    routing.router.abandon()
+    await abort
+    assert reply_of(drain(aborted)).finish_reason == "abort"
+    (outcome,) = outcomes(drain(closed))
+    assert isinstance(outcome, ShutdownError)
+    assert len(routing.router) == 0
+    routing.router.check_integrity()
+
+
+async def test_requests_of_a_dead_stage_do_not_share_one_exception() -> None:
+    """Raised by many callers at once, a shared one would collect the tracebacks of all."""
+    routing = Routing()
+    lives = [routing.submit(modalities=("text",)) for _ in range(2)]
+    routing["thinker"].die()
+    first, second = (outcomes(drain(live))[0] for live in lives)
+    assert type(first) is type(second) is StageDiedError
+    assert str(first) == str(second)
+    assert first is not second

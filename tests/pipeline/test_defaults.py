@@ -51,6 +51,14 @@ def test_wrong_timeout_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> No
         fill_defaults(TOPOLOGY, sample(), device="cpu")
 
 
+def test_log_level_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert fill_defaults(TOPOLOGY, sample(), device="cpu").log_level == "error"
+    monkeypatch.setenv("ANTIPHON_LOG_LEVEL", "info")
+    assert fill_defaults(TOPOLOGY, sample(), device="cpu").log_level == "info"
+    given = Deployment(pipeline="sample", log_level="warning")
+    assert fill_defaults(TOPOLOGY, given, device="cpu").log_level == "warning"
+
+
 @pytest.mark.parametrize(("in_process", "kind"), [(False, "shm"), (True, "inproc")])
 def test_connector_follows_the_processes(in_process: bool, kind: str) -> None:
     given = Deployment(pipeline="sample", in_process=in_process)

@@ -93,6 +93,7 @@ def test_environment_goes_to_the_stage_and_not_to_the_caller() -> None:
     assert environment["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
     assert environment["VLLM_USE_V2_MODEL_RUNNER"] == "0"
     assert environment["HF_HUB_OFFLINE"] == "1"
+    assert environment["VLLM_LOGGING_LEVEL"] == "ERROR"
     assert dict(os.environ) == before
 
 

@@ -98,6 +98,10 @@ WRONG = {
         {"stages": (replace(THINKER, engine={"hf_overrides": len}), TALKER, CODE2WAV)},
         "'hf_overrides' of stage thinker is a builtin_function_or_method",
     ),
+    "code in sampling": (
+        {"stages": (replace(THINKER, sampling={"logits_processors": [len]}), TALKER, CODE2WAV)},
+        "sampling 'logits_processors' of stage thinker is a list",
+    ),
     "sampling of a generation stage": (
         {"stages": (THINKER, TALKER, replace(CODE2WAV, sampling={"seed": 1}))},
         "code2wav is a generation stage and samples nothing",

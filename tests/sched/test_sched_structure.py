@@ -11,9 +11,11 @@ from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from antiphon.sched.ar import ARScheduler, AsyncARScheduler, scheduler_name
+from antiphon.pipeline.topology import StageKind
+from antiphon.sched.ar import ARScheduler, AsyncARScheduler
 from antiphon.sched.generation import GenerationScheduler
 from antiphon.sched.mixin import StageSchedulerMixin
+from antiphon.stage.resolve import SCHEDULERS
 
 MAX_OVERRIDES = 8
 MAX_LINES = 25
@@ -63,7 +65,7 @@ def test_overrides_are_short_and_call_super(cls: type) -> None:
 )
 def test_the_class_follows_async_scheduling(overlap: bool, base: type, expected: type) -> None:
     """Upstream switches async scheduling off for a custom class that is no AsyncScheduler."""
-    name = scheduler_name(async_scheduling=overlap)
+    name = SCHEDULERS[StageKind.AR, overlap]
     assert resolve_obj_by_qualname(name) is expected  # as upstream reads `scheduler_cls`
     assert issubclass(expected, base)
     assert issubclass(expected, AsyncScheduler) is overlap

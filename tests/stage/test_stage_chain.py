@@ -226,7 +226,8 @@ def test_a_request_waits_no_longer_than_its_deadline(hearer: Driven) -> None:
     hearer.submit("b", waits_for="rows", wait_timeout_s=0.001)
     hearer.submit("c", waits_for="rows")
     while not hearer.endings("b"):
-        hearer.host.expire()
+        if hearer.host.has_work:  # nothing but the deadline makes it so
+            hearer.host.step()
     (end,) = hearer.endings("b")
     assert end.error is not None
     assert end.error.code == "stage_input_timeout"

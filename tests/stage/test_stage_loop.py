@@ -21,7 +21,7 @@ DAY = 86_400.0
 
 
 class Host:
-    """Has `work` steps to do; a due deadline is passed by `expire`."""
+    """Has `work` steps to do; a due deadline is work, and its step passes it."""
 
     def __init__(self, log: list[tuple[str, str]], name: str, work: int = 0) -> None:
         self.log = log
@@ -33,7 +33,11 @@ class Host:
 
     @property
     def has_work(self) -> bool:
-        return not self.stopped and self.work > 0
+        return not self.stopped and (self.work > 0 or self.expired)
+
+    @property
+    def expired(self) -> bool:
+        return self.due is not None and self.due <= time.monotonic()
 
     def next_due(self) -> float | None:
         return None if self.stopped else self.due
@@ -46,13 +50,13 @@ class Host:
             self.work += command.token  # any command may bring work
 
     def step(self) -> None:
+        if self.expired:
+            self.due = None
+            self.log.append((self.name, "expire"))
+            return
         self.work -= 1
         self.log.append((self.name, "step"))
         self.on_step()
-
-    def expire(self) -> None:
-        self.due = None
-        self.log.append((self.name, "expire"))
 
 
 class Script(queue.SimpleQueue):  # type: ignore[type-arg]

@@ -168,7 +168,7 @@ class Driven:
     @property
     def scheduler(self) -> StageSchedulerMixin:
         """The stage's scheduler, to look at what no message tells."""
-        return self.host._scheduler
+        return self.host.scheduler
 
     def clear(self) -> None:
         self.events.clear()

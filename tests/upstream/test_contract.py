@@ -57,5 +57,5 @@ def test_missing_module_is_a_row_not_an_exception() -> None:
 def test_require_seams_names_what_moved_in_one_line() -> None:
     symbols = [_symbol("Scheduler.schedule", "method"), _symbol("Scheduler.gone", "method")]
     with pytest.raises(SeamMovedError, match=r"1 of 2 names .*Scheduler\.gone") as caught:
-        require_seams(symbols)
+        require_seams(run_check(symbols))
     assert "\n" not in str(caught.value)

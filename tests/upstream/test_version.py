@@ -46,15 +46,29 @@ assert "vllm" not in sys.modules
 """
 
 
-def _in_a_machine_with(folder: Path) -> str:
-    """What `require_vllm` says where this environment's packages, but not its vLLM, are there."""
+_COMMAND = """
+import sys
+sys.path.insert(0, sys.argv.pop(1))
+from antiphon.cli.main import main
+sys.exit(main())
+"""
+
+
+def _run(folder: Path, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run `program` where this environment's packages, but not its vLLM, are there."""
     (folder / "antiphon").symlink_to(Path(antiphon.__file__).parent)
     for entry in Path(sysconfig.get_path("purelib")).iterdir():
-        if not entry.name.startswith(("vllm", "antiphon", "__pycache__")):
+        own_code = entry.name == "antiphon"  # in an environment with a copy of it
+        if not (own_code or entry.name.startswith(("vllm", "__pycache__"))):
             (folder / entry.name).symlink_to(entry)
     # -S: without the site-packages themselves.
-    command = [sys.executable, "-I", "-S", "-c", _PROGRAM, str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    command = [sys.executable, "-I", "-S", "-c", program, str(folder), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+def _in_a_machine_with(folder: Path) -> str:
+    """What `require_vllm` says there."""
+    done = _run(folder, _PROGRAM)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -83,6 +97,34 @@ def test_other_version_is_refused_without_importing_it(tmp_path: Path) -> None:
     assert said.startswith("upstream_version |")
     assert "0.31.0" in said
     assert ">=0.32,<0.33" in said
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("say", "Good morning.", "--out", "x.wav"),
+        ("chat", "Good morning."),
+        ("check",),
+        ("bench", "scheduler"),
+    ],
+    ids=lambda arguments: arguments[0],
+)
+@pytest.mark.parametrize("version", ["0.31.0", None])
+def test_commands_refuse_another_vllm_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], version: str | None
+) -> None:
+    machine, place = tmp_path / "machine", tmp_path / "place"
+    machine.mkdir()
+    place.mkdir()
+    monkeypatch.chdir(place)
+    if version is not None:
+        _install_vllm(machine, version)
+    done = _run(machine, _COMMAND, *arguments)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    said = "not installed" if version is None else f"vLLM {version} is installed"
+    assert said in line
+    assert list(place.iterdir()) == []
 
 
 def test_cpu_distribution_counts_as_vllm(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import os
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.errors import ModelUnavailableError
+from antiphon.errors import ModelUnavailableError, ShutdownError
 from antiphon.models.fetch import build_once, fetch_package
 
 NAME, VERSION = "antiphon-sample-weights", "1.0"
@@ -164,3 +165,18 @@ print(len(list(build_once("model-1", build).iterdir())))
     ]
     assert [process.communicate()[0].strip() for process in both] == ["50", "50"]
     assert len(log.read_text().splitlines()) == 1
+
+
+def test_the_wait_for_another_process_can_be_cancelled(cache: Path) -> None:
+    """Progress raises when its caller was cancelled: the wait ends, and the lock is not taken."""
+
+    def cancelled(phase: str, fraction: float | None) -> None:
+        assert phase == "waiting for another process"
+        raise ShutdownError("cancelled")
+
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / ".model.lock").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(ShutdownError):
+            build_once("model", lambda folder: None, cancelled)
+    assert left_in(cache) == []

@@ -35,11 +35,14 @@ def add_parser(commands: Any) -> None:
 
 
 def run_scheduler(options: argparse.Namespace) -> int:
-    """Check the output path, then measure."""
+    """Check the output path and the installation, then measure."""
+    from antiphon.cli.setup import check_installation
+
     if options.json is not None:
         from antiphon.orchestrator.wav import check_output_path
 
         check_output_path(options.json)
+    check_installation()
     from antiphon.bench.scheduler import main
 
     return main(options.json)

@@ -114,16 +114,16 @@ class _Chat:
     async def run(self) -> None:
         from antiphon.cli.lines import LineReader
 
-        lines = LineReader(sys.stdin.fileno())
+        lines: LineReader | None = None
         first: str | None = self.options.text
-        if first is None and not sys.stdin.isatty():
-            first = await lines.line()
-            if first is None:
+        if first is None:
+            lines = LineReader(sys.stdin.fileno())
+            if not sys.stdin.isatty() and (first := await lines.line()) is None:
                 raise EmptyInputError("standard input is empty; give something to answer")
         from antiphon import AsyncOmni
         from antiphon.cli.progress import StageProgress
 
-        progress = StageProgress(True if self.options.verbose else self.options.progress)
+        progress = StageProgress(self.options.progress, verbose=self.options.verbose)
         omni = AsyncOmni(
             self.setup.topology,
             deployment=self.setup.deployment,
@@ -137,10 +137,10 @@ class _Chat:
                 if self.options.text is not None:
                     await omni.check(self.request(self.options.text))
                 await omni.start()
-            if self.options.text is not None:
-                await self.ask(omni, self.options.text)
-            else:
+            if lines is not None:
                 await self.converse(omni, lines, first)
+            else:
+                await self.ask(omni, self.options.text)
         finally:
             await omni.close()
 

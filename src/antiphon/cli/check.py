@@ -26,8 +26,7 @@ def run(options: argparse.Namespace) -> int:
     import platform
     from itertools import groupby
 
-    from antiphon.errors import SeamMovedError
-    from antiphon.upstream.check import Status, run_check
+    from antiphon.upstream.check import Status, require_seams, run_check
     from antiphon.upstream.contract import SEAMS
     from antiphon.upstream.version import require_vllm
 
@@ -46,11 +45,6 @@ def run(options: argparse.Namespace) -> int:
         for row in names:
             print(f"  {row.status.value:<{width}}  {row.symbol}  {row.detail}")
     print()
-    moved = [row.symbol for row in rows if row.status is not Status.OK]
-    if moved:
-        raise SeamMovedError(
-            f"{len(moved)} of {len(rows)} names that Antiphon uses have moved in vLLM:"
-            f" {', '.join(moved)}"
-        )
+    require_seams(rows)
     print(f"all {len(rows)} names are as expected")
     return 0

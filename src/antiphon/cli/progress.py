@@ -14,12 +14,13 @@ class StageProgress:
     """A line per stage that goes away when all serve, or plain lines where there is no terminal.
 
     Called with (stage, phase), from any thread. `show` None is: on a terminal only, so that an
-    error stays the one line on stderr of a script.
+    error stays the one line on stderr of a script. `verbose` is plain lines everywhere, as the
+    stages' logs come between them.
     """
 
-    def __init__(self, show: bool | None) -> None:
-        terminal = sys.stderr.isatty()
-        self._lines = bool(show) and not terminal
+    def __init__(self, show: bool | None, *, verbose: bool = False) -> None:
+        terminal = sys.stderr.isatty() and not verbose
+        self._lines = verbose or (bool(show) and not terminal)
         self._live = terminal and show is not False
         self._tasks: dict[str, TaskID] = {}
         self._last: dict[str, str] = {}

@@ -65,7 +65,7 @@ async def _say(options: argparse.Namespace, setup: Setup, request: OmniRequest) 
     from antiphon.cli.answer import answer
     from antiphon.cli.progress import StageProgress
 
-    progress = StageProgress(True if options.verbose else options.progress)
+    progress = StageProgress(options.progress, verbose=options.verbose)
     omni = AsyncOmni(
         setup.topology, deployment=setup.deployment, entries=(ENTRY,), on_progress=progress
     )

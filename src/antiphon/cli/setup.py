@@ -39,7 +39,7 @@ def prepare(options: argparse.Namespace) -> Setup:
     changes: dict[str, object] = {}
     if options.in_process:
         changes["in_process"] = True
-    if options.verbose:
+    if options.verbose and given.log_level != "debug":
         changes["log_level"] = "info"
     given = msgspec.structs.replace(given, **changes)
     topology = load_pipeline(options.pipeline or given.pipeline)

@@ -26,7 +26,9 @@ def timings_table(timings: Timings) -> Group:
     for column in ("waited s", "ran s", "RTF", "tokens"):
         table.add_column(column, justify="right")
     for name, stage in timings.stages.items():
-        rtf = stage.run_s / timings.audio_s if timings.audio_s > 0 else None
+        # From its input to its last output: a stage that answers at once ran for no time at all.
+        took = stage.queue_s + stage.run_s
+        rtf = took / timings.audio_s if timings.audio_s > 0 else None
         row = (_number(stage.queue_s), _number(stage.run_s), _number(rtf), str(stage.tokens))
         table.add_row(name, *row)
     return Group(Text("   ".join(shown), style="bold"), table)

@@ -15,17 +15,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from antiphon.connector.base import Buffer, Connector, ConnectorStatistics
-from antiphon.connector.runs import (
-    RunLock,
-    data_name,
-    new_run_token,
-    reclaim_dead_runs,
-    remove_run,
-    shm_directory,
-)
+from antiphon.connector.runs import RunLock, data_name, shm_directory
 from antiphon.errors import ConnectorError
-
-__all__ = ["RunLock", "ShmConnector", "new_run_token", "reclaim_dead_runs", "remove_run"]
 
 _RECONCILE_AT = 256  # entries of the ledger that are not worth a look at the folder
 

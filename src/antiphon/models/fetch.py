@@ -15,6 +15,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,7 +27,7 @@ Progress = Callable[[str, float | None], None]
 """Told (phase, fraction done); the fraction is None where it is not known."""
 
 _CHUNK = 1 << 20
-_LOOK_S = 0.5  # between two looks at how far pip has come
+_LOOK_S = 0.5  # between two looks at how far pip, or another process, has come
 
 
 def silent(phase: str, fraction: float | None) -> None:
@@ -113,12 +114,18 @@ def _locked(folder: Path, name: str, progress: Progress) -> Iterator[None]:
             f"the cache folder {folder} cannot be written ({error.strerror})"
         ) from error
     with handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            progress("waiting for another process", None)
-            fcntl.flock(handle, fcntl.LOCK_EX)
+        while not _locks(handle.fileno()):
+            progress("waiting for another process", None)  # also where a cancellation gets in
+            time.sleep(_LOOK_S)
         yield
+
+
+def _locks(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _download(

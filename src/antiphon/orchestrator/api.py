@@ -10,7 +10,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from antiphon.errors import EmptyInputError, InvalidRequestError
+from antiphon.env import parse_timeout
+from antiphon.errors import EmptyInputError, InvalidRequestError, SettingError
 from antiphon.orchestrator.sampling import check_sampling
 from antiphon.orchestrator.wav import save_wav
 from antiphon.pipeline.topology import Stage, Topology
@@ -41,6 +42,12 @@ class OmniRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     deadline_s: float | None = None
     """Seconds from submission after which the request fails; None is no deadline."""
 
+    input_wait_timeout_s: float | None = None
+    """Seconds that a stage may wait for its input without progress, if less than its own setting.
+
+    0 and None leave the stage's setting as it is.
+    """
+
     request_id: str | None = None
     """The caller's label for the request; never used as a key or a name."""
 
@@ -50,6 +57,7 @@ class OmniRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         Raises EmptyInputError without text, InvalidRequestError for anything that the pipeline
         could not do as asked.
         """
+        self._check_types()
         path = topology.path_from(self.entry, self.modalities)
         for index, message in enumerate(self.messages):
             if message.keys() != {"role", "content"} or message["role"] not in ROLES:
@@ -58,13 +66,31 @@ class OmniRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 )
         if not any(message["content"].strip() for message in self.conversation()[-1:]):
             raise EmptyInputError("the text is empty; give something to answer or to speak")
+        if any("\ud800" <= c <= "\udfff" for m in self.conversation() for c in m["content"]):
+            raise InvalidRequestError("the text is not valid Unicode; give it as UTF-8")
         deadline = self.deadline_s
         if deadline is not None and not (math.isfinite(deadline) and deadline > 0):
             raise InvalidRequestError(
                 f"deadline_s is {deadline}; give a positive number of seconds"
             )
+        if self.input_wait_timeout_s is not None:
+            try:
+                parse_timeout(self.input_wait_timeout_s, "input_wait_timeout_s")
+            except SettingError as error:
+                raise InvalidRequestError(str(error)) from None
         check_sampling(topology, self.sampling, tuple(stage.name for stage in path))
         return path
+
+    def _check_types(self) -> None:
+        values = msgspec.structs.asdict(self)
+        for field_ in msgspec.structs.fields(self):
+            try:
+                msgspec.convert(values[field_.name], field_.type)
+            except msgspec.ValidationError as error:
+                reason = str(error).replace("`", "")
+                raise InvalidRequestError(
+                    f"{field_.name}: {reason[:1].lower()}{reason[1:]}"
+                ) from None
 
     def conversation(self) -> list[dict[str, str]]:
         """`messages` with `text` at the end, if there is any."""

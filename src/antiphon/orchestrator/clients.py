@@ -16,6 +16,11 @@ OnGone = Callable[[str, AntiphonError], None]  # (stage, why); called once
 class StageClient(ABC):
     """One stage, wherever it runs. Callbacks come from another thread."""
 
+    @property
+    def pid(self) -> int | None:
+        """Process id of the stage, None if it runs in the caller's process."""
+        return None
+
     @abstractmethod
     def send(self, command: Command) -> None:
         """Queue a command; never blocks, and is ignored once the stage is gone."""

@@ -83,6 +83,8 @@ class Flow:
         self.started_s = self.clock()
         self.units = {stage.name: [] for stage in self.plan.path}
         first = self.plan.path[0]
+        if not prompts:
+            raise AdapterError("the entry gave no prompt; raise EmptyInputError when there is none")
         splits = any(edge.split for edge in self._edges_from(first.name))
         if splits and len(prompts) != 1:
             raise AdapterError(
@@ -107,6 +109,7 @@ class Flow:
                 sampling={**stage.sampling, **self.plan.request.sampling.get(stage.name, {})},
                 edges=tuple(edge.name for edge in edges),
                 waits_for=None if waits_for is None else waits_for.name,
+                wait_timeout_s=self.plan.request.input_wait_timeout_s,
             ),
         )
         for edge in edges:

@@ -49,7 +49,8 @@ class Intake:
         if adapter is None or absent:
             what = f"stage {absent[0]}" if absent else f"entry {request.entry}"
             raise InvalidRequestError(
-                f"{what} was left out when the pipeline was made; add to its entries or modalities"
+                f"{what} was left out when the pipeline was made; ask for other modalities, or add"
+                " to its entries and modalities"
             )
         return adapter.prompts(_entry_request(request))
 

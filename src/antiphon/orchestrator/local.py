@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from antiphon.errors import AntiphonError, StageDiedError, StageStartError
 from antiphon.orchestrator.clients import OnEvent, OnGone, StageClient
@@ -52,6 +52,8 @@ class LocalStages:
 
             torch.set_num_threads(max(spec.threads for spec in self._specs.values()))
             for name, spec in self._specs.items():
+                if self._stop_sent:
+                    return  # closed while it started: the rest need not be built
                 self._on_event(name, Starting("building the engine"), ())
                 hosts[name] = StageHost(spec, self._sender(name))
             ready = True
@@ -66,7 +68,7 @@ class LocalStages:
             for host in hosts.values():
                 host.stop()
 
-    def _sender(self, name: str):  # type: ignore[no-untyped-def]
+    def _sender(self, name: str) -> Callable[[Event, Sequence[memoryview]], None]:
         def send(event: Event, frames: Sequence[memoryview]) -> None:
             self._on_event(name, event, frames)
 

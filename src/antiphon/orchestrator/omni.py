@@ -3,41 +3,45 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
+import contextlib
 import itertools
-import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self
 
 import msgspec
 
 from antiphon.connector.runs import new_run_token
-from antiphon.errors import AntiphonError, ShutdownError, TopologyError, from_wire
+from antiphon.errors import (
+    AntiphonError,
+    InvalidRequestError,
+    ShutdownError,
+    from_wire,
+)
 from antiphon.orchestrator.api import Finished, OmniEvent, OmniRequest, Reply
 from antiphon.orchestrator.clients import Frames
 from antiphon.orchestrator.flow import FlowPlan
+from antiphon.orchestrator.intake import Intake
 from antiphon.orchestrator.router import LiveRequest, Router
 from antiphon.orchestrator.stages import StageSet
+from antiphon.orchestrator.tasks import Progress, in_thread, to_the_end
 from antiphon.pipeline.defaults import fill_defaults
 from antiphon.pipeline.deployment import Deployment, load_deployment
-from antiphon.pipeline.detokenize import Detokenizer, load_tokenizer
-from antiphon.pipeline.entry import EntryAdapter, EntryRequest, Message
 from antiphon.pipeline.registry import load_pipeline
-from antiphon.pipeline.topology import Stage, Topology
+from antiphon.pipeline.topology import Topology
 from antiphon.stage.messages import Acknowledged, Command, Event, Inspect, Inspection, Sleep, Wake
 from antiphon.stage.resolve import resolve_stages
 from antiphon.stage.spec import StageSpec
 
-Progress = Callable[[str, str], None]  # (stage, what it is doing)
-T = TypeVar("T")
+CLOSE_TIMEOUT_S = 10.0  # for the stages to let go of what runs
 
 
 class AsyncOmni:
     """One pipeline. Made anywhere, used on one event loop.
 
-    `deployment` is a Deployment or a YAML file; `entries` limits which stages start (None: all).
+    `deployment` is a Deployment or a YAML file; `entries` and `modalities` limit which stages start
+    (None: all), and a request that needs another is refused.
     """
 
     def __init__(
@@ -64,7 +68,8 @@ class AsyncOmni:
         self._run = new_run_token()
         self._specs: dict[str, StageSpec] = {}
         self._stages: StageSet | None = None
-        self._adapters: dict[str, EntryAdapter] = {}
+        self._ready = False  # all of them serve
+        self._intake: Intake | None = None
         self._tokens = itertools.count()
         self._answers: dict[int, tuple[str, asyncio.Future[Acknowledged | Inspection]]] = {}
 
@@ -72,7 +77,7 @@ class AsyncOmni:
 
     async def prepare(self) -> None:
         """Fetch models if need be; `check` works from here on. `start` does it if nobody has."""
-        self._specs = await _in_thread(
+        self._specs = await in_thread(
             lambda progress: resolve_stages(
                 self.topology,
                 self.deployment,
@@ -83,13 +88,16 @@ class AsyncOmni:
             ),
             self._on_progress,
         )
-        self._adapters = await asyncio.to_thread(self._load_adapters)
+        models = {name: spec.model for name, spec in self._specs.items()}
+        self._intake = await asyncio.to_thread(Intake, self.topology, models, self._entries)
 
     async def start(self) -> None:
-        """Start every stage, and return when all are ready."""
-        if not self._specs:
+        """Start every stage, and return when all are ready. Raises StageStartError."""
+        if self._stages is not None:
+            raise InvalidRequestError("the pipeline has been started already")
+        if self._intake is None:
             await self.prepare()
-        self._stages = StageSet(
+        stages = self._stages = StageSet(
             self._specs,
             in_process=self.deployment.in_process,
             run=self._run,
@@ -98,23 +106,40 @@ class AsyncOmni:
             on_progress=self._on_progress,
         )
         try:
-            await self._stages.start(self.deployment.start_timeout_s)
+            await stages.start(self.deployment.start_timeout_s)
         except BaseException:
-            await asyncio.shield(self._stages.stop())
+            self._stages = None
+            await to_the_end(stages.stop())
             raise
-        self._router.attach(self._stages.clients)
+        self._router.attach(stages.clients)
+        self._ready = True
 
     async def close(self) -> None:
         """Fail what is running, stop every stage, leave nothing behind. May be called twice."""
         stages, self._stages = self._stages, None
+        self._ready = False
         if stages is not None:
+            await to_the_end(self._close(stages))
+
+    async def _close(self, stages: StageSet) -> None:
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await self._router.close()
+        except TimeoutError:
+            pass  # a stage that no longer answers is ended below
+        finally:
             try:
-                async with asyncio.timeout(10):
-                    await self._router.close()
-            except TimeoutError:
-                pass  # a stage that no longer answers is ended below
-            finally:
                 await stages.stop()
+            finally:
+                self._abandon()
+
+    def _abandon(self) -> None:
+        """No stage answers any more: whoever waits for one is told."""
+        self._router.abandon()
+        for _, future in self._answers.values():
+            if not future.done():
+                future.set_exception(ShutdownError("the pipeline was closed meanwhile"))
+        self._answers.clear()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -149,9 +174,10 @@ class AsyncOmni:
 
     async def generate(self, request: OmniRequest) -> Reply:
         """The whole reply."""
-        async for event in self.stream(request):
-            if isinstance(event, Finished):
-                return event.reply
+        async with contextlib.aclosing(self.stream(request)) as events:
+            async for event in events:
+                if isinstance(event, Finished):
+                    return event.reply
         raise ShutdownError("the request's stream ended without an outcome")
 
     async def abort(self, request_id: str) -> bool:
@@ -170,38 +196,40 @@ class AsyncOmni:
 
         Raises CallerError for a request that cannot be served as it is. `prepare` comes first.
         """
-        request.check(self.topology)
-        adapter = self._adapters[request.entry]
-        return await asyncio.to_thread(adapter.prompts, _entry_request(request))
+        path = request.check(self.topology)
+        return await asyncio.to_thread(self._prepared().prompts, request, path)
 
     async def _submit(self, request: OmniRequest) -> LiveRequest:
-        if self._stages is None:
-            raise ShutdownError("the pipeline is not running; call start() first")
+        self._serving()
         prompts = await self.check(request)
+        self._serving()  # it may have been closed meanwhile
         path = request.check(self.topology)
-        plan = FlowPlan(self._router.new_uid(), self.topology, path, request, self._text(path))
+        text = self._prepared().detokenizer(request, path)
+        plan = FlowPlan(self._router.new_uid(), self.topology, path, request, text)
         return self._router.submit(plan, prompts, request)
 
-    def _text(self, path: Sequence[Stage]) -> Detokenizer | None:
-        for stage in path:
-            if stage.output == "text":
-                return Detokenizer(load_tokenizer(self._specs[stage.name].model))
-        return None
+    def _prepared(self) -> Intake:
+        if self._intake is None:
+            raise InvalidRequestError("the pipeline is not prepared; call prepare() or start()")
+        return self._intake
 
-    def _load_adapters(self) -> dict[str, EntryAdapter]:
-        adapters = {}
-        wanted = self._entries or [entry.name for entry in self.topology.entries]
-        for entry in self.topology.entries:
-            if entry.stage in self._specs and entry.name in wanted:
-                module, _, name = entry.adapter.partition(":")
-                try:
-                    maker = vars(importlib.import_module(module))[name]
-                except (ImportError, KeyError) as error:
-                    raise TopologyError(f"entry adapter '{entry.adapter}': {error}") from error
-                adapters[entry.name] = maker(Path(self._specs[entry.stage].model))
-        return adapters
+    def _serving(self) -> StageSet:
+        if self._stages is None or not self._ready:
+            raise ShutdownError("the pipeline is not running; call start() first")
+        return self._stages
 
     # --- administration -----------------------------------------------------------------------
+
+    @property
+    def num_running(self) -> int:
+        """Requests that have been submitted and have no outcome yet."""
+        return len(self._router)
+
+    @property
+    def stage_pids(self) -> dict[str, int]:
+        """Process ids of the running stages; empty when they run in the caller's process."""
+        clients = {} if self._stages is None else self._stages.clients
+        return {name: c.pid for name, c in clients.items() if c.pid is not None}
 
     async def sleep(self, level: int = 1) -> dict[str, int]:
         """Have every stage give memory back; bytes freed per stage. Requests wait until `wake`."""
@@ -219,12 +247,12 @@ class AsyncOmni:
         return {name: a for name, a in answers.items() if isinstance(a, Inspection)}
 
     async def _ask(self, command: Callable[[int], Command]) -> dict[str, Acknowledged | Inspection]:
-        if self._stages is None:
-            raise ShutdownError("the pipeline is not running; call start() first")
         loop = asyncio.get_running_loop()
-        futures = {}
-        for name, client in self._stages.clients.items():
+        clients = self._serving().clients
+        for name in clients:
             self._router.require(name)
+        futures = {}
+        for name, client in clients.items():
             token = next(self._tokens)
             futures[name] = loop.create_future()
             self._answers[token] = (name, futures[name])
@@ -246,33 +274,6 @@ class AsyncOmni:
                 _settle(future, stage, event)
         else:
             self._router.on_event(stage, event, frames)
-
-
-async def _in_thread(work: Callable[[Progress], T], on_progress: Progress) -> T:
-    """Run `work` in a thread; a cancellation ends it at its next sign of progress."""
-    cancelled = threading.Event()
-
-    def progress(stage: str, phase: str) -> None:
-        if cancelled.is_set():
-            raise ShutdownError("the pipeline was closed while its models were made ready")
-        on_progress(stage, phase)
-
-    thread = asyncio.ensure_future(asyncio.to_thread(work, progress))
-    try:
-        return await asyncio.shield(thread)
-    except asyncio.CancelledError:
-        cancelled.set()
-        await asyncio.wait([thread])
-        if not thread.cancelled():
-            thread.exception()  # seen: the cancellation is what the caller gets
-        raise
-
-
-def _entry_request(request: OmniRequest) -> EntryRequest:
-    """What the entry's adapter is given: one text, or a conversation that ends with it."""
-    if not request.messages:
-        return EntryRequest(text=request.text)
-    return EntryRequest(messages=msgspec.convert(request.conversation(), tuple[Message, ...]))
 
 
 def _settle(

@@ -1,8 +1,8 @@
 """A stage in a process of its own.
 
-The two ends hold a socket pair; its end of file tells each side that the other is gone. Two threads
-per stage keep the event loop free: one writes, so that a stage which does not read blocks nobody,
-and one reads.
+The two ends hold a socket pair; its end of file tells each side that the other is gone. Threads
+keep the event loop free: one writes, so that a stage which does not read blocks nobody, one reads,
+and one takes what the process logs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import queue
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 from multiprocessing.connection import Connection
 
@@ -20,11 +19,10 @@ import msgspec
 
 from antiphon.errors import AntiphonError, StageDiedError, StageStartError, from_wire
 from antiphon.orchestrator.clients import OnEvent, OnGone, StageClient
+from antiphon.orchestrator.stage_log import StageLog
 from antiphon.stage.messages import Command, Event, Failed, Ready, Stop, Stopped
 from antiphon.stage.spec import StageSpec
 from antiphon.stage.wire import Channel
-
-_LOG_TAIL_BYTES = 2000
 
 
 class ProcessStage(StageClient):
@@ -36,7 +34,7 @@ class ProcessStage(StageClient):
         self._on_gone = on_gone
         self._ready = False
         self._stopping = False
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the stage
+        encoded = msgspec.msgpack.encode(spec)
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(  # noqa: S603  our own module
@@ -44,12 +42,14 @@ class ProcessStage(StageClient):
                 pass_fds=[theirs.fileno()],
                 env={**os.environ, **spec.environment},
                 stdin=subprocess.DEVNULL,
-                stdout=self._log,
-                stderr=self._log,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
                 start_new_session=True,  # a terminal's Ctrl-C is ours to handle
             )
+        assert self._process.stdout is not None  # noqa: S101  asked for above
+        self._log = StageLog(spec.name, self._process.stdout, echo=spec.log_level != "error")
         connection: Connection[object, object] = Connection(ours.detach())
-        connection.send_bytes(msgspec.msgpack.encode(spec))
+        connection.send_bytes(encoded)
         self._channel: Channel[Event] = Channel(connection, Event)
         self._outbox: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._threads = [
@@ -69,6 +69,8 @@ class ProcessStage(StageClient):
     def stop(self, timeout_s: float) -> None:
         self._stopping = True
         self._outbox.put(Stop())
+        if not self._ready:  # it would hear of it when it has loaded, and holds nothing yet
+            self._process.terminate()
         for end in (self._process.terminate, self._process.kill):
             try:
                 self._process.wait(timeout_s)
@@ -103,6 +105,9 @@ class ProcessStage(StageClient):
                 self._on_event(self._name, event, frames)
         except (EOFError, OSError):
             pass
+        except msgspec.MsgspecError as error:
+            failure = StageDiedError(f"stage '{self._name}' sent what cannot be read: {error}")
+            self._process.kill()
         status = self._process.wait()
         if not self._stopping:
             if failure is not None and self._ready:  # its code says that it could not start
@@ -116,9 +121,5 @@ class ProcessStage(StageClient):
         return StageStartError(f"stage '{self._name}' {how} while it started{self._log_tail()}")
 
     def _log_tail(self) -> str:
-        """The last line that the process wrote, if any."""
-        size = self._log.seek(0, os.SEEK_END)
-        self._log.seek(max(0, size - _LOG_TAIL_BYTES))
-        lines = self._log.read().decode(errors="replace").split("\n")
-        last = [line.strip() for line in lines if line.strip()][-1:]
-        return f": {last[0]}" if last else ""
+        last = self._log.last_line()
+        return f": {last}" if last else ""

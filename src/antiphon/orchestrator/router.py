@@ -122,6 +122,13 @@ class Router:
             self._end(live, ShutdownError("the pipeline was closed while the request ran"))
         await asyncio.gather(*(live.ended.wait() for live in requests))
 
+    def abandon(self) -> None:
+        """The stages have been stopped: who still waits for an acknowledgement has its outcome."""
+        for live in list(self._live.values()):
+            self._end(live, ShutdownError("the pipeline was closed while the request ran"))
+            if live.phase is Phase.ENDING:
+                self._close(live)
+
     def __len__(self) -> int:
         return len(self._live)
 
@@ -155,7 +162,7 @@ class Router:
         for live in list(self._live.values()):
             if stage in live.flow.units:
                 live.flow.release_inputs(stage)
-                self._end(live, why)
+                self._end(live, type(why)(str(why)))  # each caller raises one of its own
                 self._acknowledged(live, stage)
 
     def _on_output(self, stage: str, output: Output, frames: Frames) -> None:

@@ -13,6 +13,8 @@ from antiphon.errors import InvalidRequestError
 from antiphon.pipeline.suggest import did_you_mean
 from antiphon.pipeline.topology import StageKind, Topology
 
+WHOLE_MAX = (1 << 63) - 1  # what a message can carry
+
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
@@ -27,6 +29,8 @@ class Bounds:
         kinds = (int,) if self.whole else (int, float)
         if isinstance(value, bool) or not isinstance(value, kinds):
             return f"is {value!r}; give a {'whole ' if self.whole else ''}number"
+        if self.whole and abs(value) > WHOLE_MAX:
+            return f"is {value}; give a number of at most 63 bits"
         if not math.isfinite(value):
             return f"is {value}; give a finite number"
         if value < self.low or value > self.high or (self.above and value == self.low):
@@ -90,6 +94,6 @@ def _problem(key: str, value: object) -> str | None:
         return None if isinstance(value, bool) else f"is {value!r}; give true or false"
     if key in ID_LISTS:
         ids = value if isinstance(value, list | tuple) else (None,)
-        right = all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids)
+        right = all(type(i) is int and 0 <= i <= WHOLE_MAX for i in ids)
         return None if right else f"is {value!r}; give a list of token ids"
     return f"is no sampling parameter{did_you_mean(key, KNOWN)}"

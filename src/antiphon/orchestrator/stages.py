@@ -39,7 +39,7 @@ class StageSet:
         self._ready: dict[str, asyncio.Future[Ready]] = {}
         self.clients: dict[str, StageClient] = {}
 
-    async def start(self, timeout_s: float) -> dict[str, Ready]:
+    async def start(self, timeout_s: float) -> None:
         """Start all stages in parallel and wait for them; `timeout_s` 0 waits for ever.
 
         Raises StageStartError, or the error that a stage reported; the caller then calls `stop`.
@@ -64,26 +64,28 @@ class StageSet:
                 self.clients[name] = ProcessStage(spec, on_event, on_gone)
         try:
             async with asyncio.timeout(timeout_s or None):
-                ready = await asyncio.gather(*self._ready.values())
+                await asyncio.gather(*self._ready.values())
         except TimeoutError:
-            late = [name for name, future in self._ready.items() if not future.done()]
+            # The time running out has cancelled the futures of those that are late.
+            late = ", ".join(f"'{name}'" for name, f in self._ready.items() if f.cancelled())
             raise StageStartError(
-                f"stage '{late[0] if late else '?'}' was not ready after {timeout_s:g} s; "
-                f"raise start_timeout_s or look at its model"
+                f"not ready after {timeout_s:g} s: stage {late}; "
+                f"raise start_timeout_s or look at the model"
             ) from None
-        return dict(zip(self._specs, ready, strict=True))
 
     async def stop(self) -> None:
         """End every stage and remove what the run left in shared memory. May be called twice."""
         clients, self.clients = list(self.clients.values()), {}
-        await asyncio.gather(*(asyncio.to_thread(c.stop, STOP_TIMEOUT_S) for c in clients))
-        for future in self._ready.values():
-            if future.done() and not future.cancelled():
-                future.exception()  # seen: a second failure has nobody to go to
-            future.cancel()
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
+        try:
+            await asyncio.gather(*(asyncio.to_thread(c.stop, STOP_TIMEOUT_S) for c in clients))
+        finally:
+            for future in self._ready.values():
+                if future.done() and not future.cancelled():
+                    future.exception()  # seen: a second failure has nobody to go to
+                future.cancel()
+            if self._lock is not None:
+                self._lock.close()
+                self._lock = None
 
     def _dispatch(self, stage: str, event: Event, frames: Frames) -> None:
         if isinstance(event, Starting):
@@ -96,7 +98,9 @@ class StageSet:
             self._on_event(stage, event, frames)
 
     def _lost(self, stage: str, why: AntiphonError) -> None:
-        if not self._ready[stage].done():
-            self._ready[stage].set_exception(why)
+        """While any stage still starts, the loss of one fails the start."""
+        futures = [self._ready[stage], *self._ready.values()]
+        if (waiting := next((f for f in futures if not f.done()), None)) is not None:
+            waiting.set_exception(why)
         else:
             self._on_gone(stage, why)

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from antiphon.orchestrator.api import OmniEvent, OmniRequest, Reply
+from antiphon.orchestrator.loop_thread import LoopThread
 from antiphon.orchestrator.omni import AsyncOmni
 from antiphon.orchestrator.tasks import Progress
 from antiphon.pipeline.deployment import Deployment
 from antiphon.pipeline.topology import Topology
-
-T = TypeVar("T")
 
 
 class Omni:
@@ -30,6 +27,7 @@ class Omni:
         *,
         deployment: Deployment | str | Path | None = None,
         entries: Sequence[str] | None = None,
+        modalities: Sequence[str] | None = None,
         in_process: bool | None = None,
         on_progress: Progress | None = None,
     ) -> None:
@@ -37,14 +35,13 @@ class Omni:
             pipeline,
             deployment=deployment,
             entries=entries,
+            modalities=modalities,
             in_process=in_process,
             on_progress=on_progress,
         )
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="antiphon")
-        self._thread.start()
+        self._thread = LoopThread()
         try:
-            self._call(self._omni.start())
+            self._thread.call(self._omni.start())
         except BaseException:
             self.close()
             raise
@@ -60,7 +57,7 @@ class Omni:
 
     def generate(self, request: OmniRequest) -> Reply:
         """The whole reply. Raises the request's one error."""
-        return self._call(self._omni.generate(request))
+        return self._thread.call(self._omni.generate(request))
 
     def stream(self, request: OmniRequest) -> Iterator[OmniEvent]:
         """Events as they come; the last one is `Finished`. Leaving early aborts the request."""
@@ -68,20 +65,16 @@ class Omni:
         try:
             while True:
                 try:
-                    yield self._call(events.__anext__())
+                    yield self._thread.call(events.__anext__())
                 except StopAsyncIteration:
                     return
         finally:
-            self._call(events.aclose())
+            if not self._thread.closed:  # which has ended the stream
+                self._thread.call(events.aclose())
 
     def close(self) -> None:
         """Stop every stage. May be called twice."""
-        if self._loop.is_closed():
-            return
-        self._call(self._omni.close())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        self._thread.close(self._omni.close())
 
     def __enter__(self) -> Self:
         return self
@@ -93,11 +86,3 @@ class Omni:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-    def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-        try:
-            return future.result()
-        except BaseException:  # Ctrl-C while waiting: do not leave the call running
-            future.cancel()
-            raise

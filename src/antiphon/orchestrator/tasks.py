@@ -41,4 +41,6 @@ async def to_the_end(work: Coroutine[Any, Any, None]) -> None:
         await asyncio.shield(task)
     except asyncio.CancelledError:
         await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()  # seen: the cancellation is what the caller gets
         raise

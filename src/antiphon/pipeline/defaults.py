@@ -78,7 +78,12 @@ def fill_defaults(
             stages[stage.name] = _fill_stage(stage, given, auto, timeout)
         except DeploymentError as error:
             raise DeploymentError(f"stages.{stage.name}.{error}") from None
-    return msgspec.structs.replace(deployment, connector=connector, stages=stages)
+    return msgspec.structs.replace(
+        deployment,
+        connector=connector,
+        log_level=deployment.log_level or env.log_level(),
+        stages=stages,
+    )
 
 
 def _fill_stage(

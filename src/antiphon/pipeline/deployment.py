@@ -13,14 +13,13 @@ from typing import Any, Literal, TypeVar
 import msgspec
 import msgspec.yaml
 
-from antiphon.env import parse_timeout
+from antiphon.env import LogLevel, parse_timeout
 from antiphon.errors import DeploymentError, SettingError
 from antiphon.pipeline.suggest import did_you_mean
 from antiphon.pipeline.topology import Topology
 
 Device = Literal["auto", "cpu", "cuda"]
 ConnectorKind = Literal["auto", "inproc", "shm"]
-LogLevel = Literal["error", "warning", "info", "debug"]
 
 # vLLM arguments that have a field of their own, or that Antiphon sets itself.
 OWN_FIELD = {
@@ -125,13 +124,17 @@ class Deployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """Most bytes of payloads that may be under way at once: bytes, or text such as 256MiB."""
 
     start_timeout_s: float = 600.0
-    """Seconds that the stages may take to start, downloads included; 0 waits for ever."""
+    """Seconds that the stages may take to start once their models are there; 0 waits for ever."""
 
     in_process: bool = False
     """Run all stages in the caller's process instead of one process each."""
 
-    log_level: LogLevel = "error"
-    """What the stages write on stderr."""
+    log_level: LogLevel | None = None
+    """What the stages' processes write on stderr; at error nothing, its reason is in the error.
+
+    None takes ANTIPHON_LOG_LEVEL, and error without it. Stages in the caller's process follow
+    vLLM's own settings.
+    """
 
     stages: dict[str, StageDeployment] = {}
     """Settings per stage, by the stage's name in the topology."""

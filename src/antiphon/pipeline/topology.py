@@ -46,7 +46,7 @@ class Stage:
     `pathlib.Path`, fetches it if need be, and calls `progress(phase, fraction)` with what it is
     doing and how much of it is done (0 to 1, None if it cannot tell).
     `engine` holds vLLM EngineArgs that the model needs, plain data only: it crosses a process
-    boundary. `sampling` holds default SamplingParams.
+    boundary. `sampling` holds default SamplingParams, plain data too.
     """
 
     name: str
@@ -216,13 +216,14 @@ def _check_target(owner: str, role: str, target: str) -> None:
 
 def _check_stage(stage: Stage) -> None:
     _check_target(f"stage {stage.name}", "model", stage.model)
-    for key, value in stage.engine.items():
-        if not _is_plain(value):
-            raise TopologyError(
-                f"engine argument {key!r} of stage {stage.name} is a {type(value).__name__}, which"
-                " cannot cross a process boundary; use plain data, and a 'module:attribute' string"
-                " for code"
-            )
+    for what, values in (("engine argument", stage.engine), ("sampling", stage.sampling)):
+        for key, value in values.items():
+            if not _is_plain(value):
+                raise TopologyError(
+                    f"{what} {key!r} of stage {stage.name} is a {type(value).__name__}, which"
+                    " cannot cross a process boundary; use plain data, and a 'module:attribute'"
+                    " string for code"
+                )
     if stage.kind is StageKind.GENERATION and stage.sampling:
         raise TopologyError(
             f"stage {stage.name} is a generation stage and samples nothing; remove its sampling"

@@ -17,9 +17,3 @@ class ARScheduler(StageSchedulerMixin, Scheduler):
 
 class AsyncARScheduler(StageSchedulerMixin, AsyncScheduler):
     """Asynchronous scheduling: a step is scheduled before the last one's result is known."""
-
-
-def scheduler_name(*, async_scheduling: bool) -> str:
-    """Qualified name of the class that `scheduler_config.async_scheduling` asks for."""
-    cls = AsyncARScheduler if async_scheduling else ARScheduler
-    return f"{cls.__module__}.{cls.__qualname__}"

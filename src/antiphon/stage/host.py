@@ -68,7 +68,7 @@ class StageHost:
         started = time.monotonic()
         send(Starting("loading the model"), [])
         self._engine = StageEngine(spec)
-        self._scheduler = self._engine.scheduler
+        self.scheduler = self._engine.scheduler
         config = self._engine.config
         send(
             Ready(
@@ -85,11 +85,12 @@ class StageHost:
 
     @property
     def has_work(self) -> bool:
+        """Whether a step would do anything; true also once a deadline is due."""
         return not self.stopped and self._engine.has_work
 
     def next_due(self) -> float | None:
         """time.monotonic() at which a deadline expires, if any is running."""
-        return None if self.stopped else self._scheduler.next_due()
+        return None if self.stopped else self.scheduler.next_due()
 
     def handle(self, command: Command) -> None:
         """Carry out one command. Errors go back as events, never up."""
@@ -97,7 +98,7 @@ class StageHost:
             case Submit() | Deliver():
                 self._start(command)
             case Discard():
-                self._scheduler.coordinator.discard(command.keys)
+                self.scheduler.coordinator.discard(command.keys)
             case Abort():
                 self._abort(command)
             case Sleep():
@@ -118,10 +119,10 @@ class StageHost:
             failure = StageStepError(
                 f"stage '{self.spec.name}' failed in a step: {type(error).__name__}: {message}"
             )
-            if not (concerned := self._scheduler.in_flight()):
+            if not (concerned := self.scheduler.in_flight()):
                 raise  # no request is to blame, so the next step would raise it again
-            self._scheduler.fail_requests(concerned, failure)
-            outputs = self._scheduler.take_endings()
+            self.scheduler.fail_requests(concerned, failure)
+            outputs = self.scheduler.take_endings()
         self._steps += 1
         self._report(outputs)
         if self._aborts:
@@ -130,10 +131,6 @@ class StageHost:
             self._fall_asleep(self._bedtime)
         if self.spec.check_every_step:
             self._check()
-
-    def expire(self) -> None:
-        """A deadline is due although there is no work: a step delivers its error."""
-        self.step()
 
     def stop(self) -> None:
         if not self.stopped:
@@ -151,16 +148,16 @@ class StageHost:
             self._submit(command)
         else:
             for uid, ref in command.items:
-                self._scheduler.deliver(uid, ref)
+                self.scheduler.deliver(uid, ref)
 
     def _submit(self, submit: Submit) -> None:
-        coordinator = self._scheduler.coordinator
+        coordinator = self.scheduler.coordinator
         try:
-            if submit.uid in self._scheduler.requests:
+            if submit.uid in self.scheduler.requests:
                 raise DuplicateRequestError(f"request {submit.uid} is still running")
             if self.spec.kind is StageKind.AR and not (submit.token_ids or submit.waits_for):
                 raise EmptyInputError("the prompt is empty")
-            if error := self._scheduler.prompt_error(len(submit.token_ids)):
+            if error := self.scheduler.prompt_error(len(submit.token_ids)):
                 raise error
             coordinator.expect(
                 submit.uid,
@@ -190,8 +187,8 @@ class StageHost:
         """Aborted requests are gone from scheduler and worker once a step has told the worker."""
         waiting = []
         for command in self._aborts:
-            if self._scheduler.finished_req_ids.isdisjoint(command.uids) and not any(
-                uid in self._scheduler.requests for uid in command.uids
+            if self.scheduler.finished_req_ids.isdisjoint(command.uids) and not any(
+                uid in self.scheduler.requests for uid in command.uids
             ):
                 self._send(Aborted(command.uids, command.token), [])
             else:
@@ -199,7 +196,7 @@ class StageHost:
         self._aborts = waiting
 
     def _report(self, engine_outputs: list) -> None:  # type: ignore[type-arg]
-        events = self._scheduler.coordinator.take_events()
+        events = self.scheduler.coordinator.take_events()
         frames: Frames = []
         outputs = []
         for out in engine_outputs:
@@ -275,7 +272,7 @@ class StageHost:
 
     def _check(self) -> dict[str, int]:
         """Check every store; what the worker holds. AssertionError if one disagrees."""
-        self._scheduler.check_integrity()
+        self.scheduler.check_integrity()
         held: dict[str, int] = self._engine.call_workers("stage_inspect")[0]
         return held
 
@@ -288,8 +285,8 @@ class StageHost:
             error = ErrorInfo("integrity", str(failure))
         return Inspection(
             token=command.token,
-            requests=len(self._scheduler.requests),
-            gated=len(self._scheduler.coordinator.gate),
+            requests=len(self.scheduler.requests),
+            gated=len(self.scheduler.coordinator.gate),
             free_blocks=self._engine.num_free_blocks,
             total_blocks=self._engine.num_blocks,
             worker_requests=held["requests"] + held["io"],

@@ -2,7 +2,8 @@
 
 A process of its own serves one host; in-process pipelines serve all of theirs from one thread,
 because vLLM keeps process-wide state during a step. The loop sleeps in the inbox while no engine
-has work; only a command or a due deadline wakes it.
+has work; only a command or a due deadline wakes it, and a due deadline is work: a step delivers
+its error.
 """
 
 from __future__ import annotations
@@ -24,8 +25,6 @@ def serve(hosts: Mapping[str, StageHost], inbox: Inbox) -> None:
         for host in hosts.values():
             if host.has_work:
                 host.step()
-            elif _due(host):
-                host.expire()
 
 
 def _take_commands(hosts: Mapping[str, StageHost], inbox: Inbox) -> None:
@@ -49,8 +48,3 @@ def _patience(hosts: Mapping[str, StageHost]) -> float | None:
     """Seconds until the earliest deadline; None: wait for a command."""
     dues = [due for host in hosts.values() if (due := host.next_due()) is not None]
     return max(0.0, min(dues) - time.monotonic()) if dues else None
-
-
-def _due(host: StageHost) -> bool:
-    due = host.next_due()
-    return due is not None and due <= time.monotonic()

@@ -7,11 +7,15 @@ orchestrator is gone and so is this process: no stage outlives its pipeline.
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
+
+import msgspec
 
 from antiphon.errors import AntiphonError, ErrorInfo
 from antiphon.stage.messages import Command, Event, Failed, Starting
@@ -24,9 +28,8 @@ def main() -> None:
     # A terminal's Ctrl-C goes to the orchestrator, which stops its stages in order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection: Connection[object, object] = Connection(int(sys.argv[1]))
-    spec = msgspec_decode(connection.recv_bytes())
+    spec = msgspec.msgpack.decode(connection.recv_bytes(), type=StageSpec)
     channel: Channel[Command] = Channel(connection, Command)
-    # Nothing may hold up the news that the orchestrator is gone: listen before anything is loaded.
     try:
         _serve(spec, channel)
     except AntiphonError as error:
@@ -37,16 +40,7 @@ def main() -> None:
         raise
 
 
-def msgspec_decode(raw: bytes) -> StageSpec:
-    """The stage's spec, the first message."""
-    import msgspec
-
-    return msgspec.msgpack.decode(raw, type=StageSpec)
-
-
 def _serve(spec: StageSpec, channel: Channel[Command]) -> None:
-    import queue
-
     inbox: queue.SimpleQueue[tuple[str, Command]] = queue.SimpleQueue()
 
     def listen() -> None:
@@ -56,7 +50,11 @@ def _serve(spec: StageSpec, channel: Channel[Command]) -> None:
                 inbox.put((spec.name, command))
         except (EOFError, OSError):
             os._exit(0)  # the orchestrator is gone; its run's leftovers are reclaimed by run token
+        except Exception:  # noqa: BLE001  a stage that hears nothing must not live on
+            traceback.print_exc()
+            os._exit(1)
 
+    # Nothing may hold up the news that the orchestrator is gone: listen before anything is loaded.
     threading.Thread(target=listen, daemon=True, name="listen").start()
     channel.send(Starting("importing vLLM"))
 
@@ -71,3 +69,8 @@ def _serve(spec: StageSpec, channel: Channel[Command]) -> None:
 
 if __name__ == "__main__":
     main()
+    # The engine is shut down. Python's own end would take seconds more with torch loaded, and
+    # whoever closes the pipeline waits for it.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)

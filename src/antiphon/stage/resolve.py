@@ -74,9 +74,7 @@ def resolve_stages(
     """
     stages = stages_wanted(topology, entries, modalities)
     names = {stage.name for stage in stages}
-    connector = ConnectorSpec(
-        kind=deployment.connector, run=run, max_bytes=parse_bytes(deployment.connector_bytes)
-    )
+    connector = ConnectorSpec(deployment.connector, run, parse_bytes(deployment.connector_bytes))
     specs = {}
     for stage in stages:
         settings = deployment.stages[stage.name]
@@ -94,7 +92,8 @@ def resolve_stages(
             input_wait_timeout_s=_filled(settings.input_wait_timeout_s),
             atomic_inputs=stage.atomic_inputs,
             threads=_filled(settings.threads),
-            environment=stage_environment(settings, deployment.log_level),
+            log_level=_filled(deployment.log_level),
+            environment=stage_environment(settings, _filled(deployment.log_level)),
         )
     return specs
 

@@ -29,4 +29,5 @@ class StageSpec(msgspec.Struct, frozen=True):
     atomic_inputs: bool = False  # generation: an input over the token budget is an error
     check_every_step: bool = False  # debugging: check every store's integrity after each step
     threads: int = 1
+    log_level: str = "error"  # above it, what the stage's process logs goes on to stderr
     environment: dict[str, str] = {}

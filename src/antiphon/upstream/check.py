@@ -18,7 +18,7 @@ import msgspec
 from antiphon.errors import SeamMovedError
 from antiphon.upstream.contract import SYMBOLS
 from antiphon.upstream.symbols import Symbol
-from antiphon.upstream.version import require_vllm
+from antiphon.upstream.version import SUPPORTED, require_vllm
 
 
 class Status(enum.Enum):
@@ -48,16 +48,15 @@ def run_check(symbols: Sequence[Symbol] = SYMBOLS) -> list[CheckRow]:
     return [_check(symbol) for symbol in symbols]
 
 
-def require_seams(symbols: Sequence[Symbol] = SYMBOLS) -> list[CheckRow]:
-    """`run_check`, raising SeamMovedError with a one-line summary if a name is not as expected."""
-    rows = run_check(symbols)
+def require_seams(rows: Sequence[CheckRow]) -> None:
+    """Raise SeamMovedError, with a one-line summary, if a name is not as expected."""
     moved = [row for row in rows if row.status is not Status.OK]
     if moved:
         names = "; ".join(f"{row.symbol} ({row.detail})" for row in moved)
         raise SeamMovedError(
-            f"{len(moved)} of {len(rows)} names that Antiphon uses have moved in vLLM: {names}"
+            f"{len(moved)} of {len(rows)} names that Antiphon uses have moved in vLLM: {names}; "
+            f"install a vLLM {SUPPORTED}"
         )
-    return rows
 
 
 def _check(symbol: Symbol) -> CheckRow:
