@@ -60,6 +60,37 @@ def test_zero_never_expires(clock: ManualClock) -> None:
     assert "a" in deadlines
 
 
+def test_pauses_count_for_nobody(clock: ManualClock) -> None:
+    deadlines = Deadlines(clock)
+    deadlines.start("a", 10.0)
+    clock.advance(4.0)
+    deadlines.pause()
+    clock.advance(100.0)
+    assert deadlines.expired() == []
+    assert deadlines.next_due() is None
+    deadlines.start("b", 10.0)  # begins to count when time does
+    deadlines.resume()
+    assert deadlines.next_due() == clock() + 6.0
+    clock.advance(6.0)
+    assert [e.key for e in deadlines.expired()] == ["a"]
+    clock.advance(4.0)
+    assert [(e.key, e.waited_s) for e in deadlines.expired()] == [("b", 10.0)]
+    deadlines.check_integrity()
+
+
+def test_pausing_and_resuming_twice_is_harmless(clock: ManualClock) -> None:
+    deadlines = Deadlines(clock)
+    deadlines.resume()
+    deadlines.start("a", 10.0)
+    deadlines.pause()
+    clock.advance(3.0)
+    deadlines.pause()
+    clock.advance(3.0)
+    deadlines.resume()
+    deadlines.resume()
+    assert deadlines.next_due() == clock() + 10.0
+
+
 def test_earliest_deadline_is_due_next(clock: ManualClock) -> None:
     deadlines = Deadlines(clock)
     deadlines.start("late", 50)

@@ -101,6 +101,14 @@ def test_no_cpu_binding_on_cuda() -> None:
     assert "VLLM_CPU_OMP_THREADS_BIND" not in specs("cuda")["talker"].environment
 
 
+def test_the_runner_version_is_forced_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    assert specs("cuda")["talker"].environment["VLLM_USE_V2_MODEL_RUNNER"] == "0"
+    assert [r.levelname for r in caplog.records if "v1 model runner" in r.message] == ["WARNING"]
+    caplog.clear()
+    specs("cpu")  # upstream chooses v1 there by itself
+    assert not caplog.records
+
+
 def test_progress_names_the_stage() -> None:
     seen: list[tuple[str, str]] = []
     specs(entries=["speech"], on_progress=lambda stage, phase: seen.append((stage, phase)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.cpu_worker import CPUWorker
@@ -68,3 +70,12 @@ def test_the_cuda_operations_are_complete() -> None:
 def test_a_name_that_cannot_be_loaded(name: str) -> None:
     with pytest.raises(AdapterError):
         load_object(name)
+
+
+def test_the_memory_snapshot_follows_the_distributed_initialisation() -> None:
+    """Upstream's own order in `init_device`, which the CUDA worker leaves to it."""
+    assert "init_device" not in vars(cuda.ARWorker)
+    source = inspect.getsource(Worker.init_device)
+    assert (
+        0 < source.index("init_worker_distributed_environment(") < source.index("MemorySnapshot(")
+    )

@@ -47,6 +47,24 @@ class Deadlines:
         self._heap: list[tuple[float, int, str]] = []  # (not after the due time, entry, key)
         self._stale = 0  # heap entries whose key has been cleared or started anew
         self._last_entry = 0
+        self._paused_at: float | None = None  # clock value
+        self._lost = 0.0  # seconds that have passed in pauses: they count for nobody
+
+    def _now(self) -> float:
+        """The time that counts: the clock's, less all pauses."""
+        clock = self._clock() if self._paused_at is None else self._paused_at
+        return clock - self._lost
+
+    def pause(self) -> None:
+        """No time passes until `resume`; nothing expires. May be called twice."""
+        if self._paused_at is None:
+            self._paused_at = self._clock()
+
+    def resume(self) -> None:
+        """Time passes again, from where it stood. Ignored while it does."""
+        if self._paused_at is not None:
+            self._lost += self._clock() - self._paused_at
+            self._paused_at = None
 
     def start(self, key: str, timeout_s: float) -> None:
         """Count from now; a key that runs already is started anew. 0 never expires.
@@ -56,7 +74,7 @@ class Deadlines:
         if not (math.isfinite(timeout_s) and timeout_s >= 0):
             raise ValueError(f"timeout of {key} is {timeout_s}; it must be finite and not negative")
         self.clear(key)
-        record = _Record(timeout_s, self._clock(), 0)
+        record = _Record(timeout_s, self._now(), 0)
         self._records[key] = record
         if timeout_s > 0:
             self._last_entry += 1
@@ -65,7 +83,7 @@ class Deadlines:
 
     def touch(self, key: str) -> None:
         """Progress has been seen: the time counts anew. KeyError for a key that does not run."""
-        self._records[key].since = self._clock()
+        self._records[key].since = self._now()
 
     def clear(self, key: str) -> None:
         """Forget a key; unknown ones are ignored."""
@@ -76,15 +94,19 @@ class Deadlines:
 
     def expired(self) -> list[Expired]:
         """The keys whose time has run out, longest due first; each is reported once."""
-        now = self._clock()
+        now = self._now()
         found: list[Expired] = []
-        while (due := self.next_due()) is not None and due <= now:
+        while (due := self._earliest()) is not None and due <= now:
             _, _, key = heapq.heappop(self._heap)
             found.append(Expired(key, now - self._records.pop(key).since))
         return found
 
     def next_due(self) -> float | None:
         """Clock value of the earliest deadline, None if nothing can expire."""
+        earliest = self._earliest()
+        return None if earliest is None or self._paused_at is not None else earliest + self._lost
+
+    def _earliest(self) -> float | None:
         while self._heap:
             at, entry, key = self._heap[0]
             record = self._records.get(key)

@@ -183,6 +183,14 @@ class Gate:
         self._expired += len(waits)
         return waits
 
+    def pause(self) -> None:
+        """The stage sleeps: no wait grows older until `resume`."""
+        self._deadlines.pause()
+
+    def resume(self) -> None:
+        """The stage is awake again."""
+        self._deadlines.resume()
+
     def next_due(self) -> float | None:
         """Clock value at which the next wait expires, None if none can."""
         return self._deadlines.next_due()

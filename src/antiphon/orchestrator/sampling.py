@@ -53,8 +53,9 @@ NUMBERS = {
     "repetition_penalty": Bounds(whole=False, low=0, above=True),
     "presence_penalty": Bounds(whole=False, low=-2, high=2),
     "frequency_penalty": Bounds(whole=False, low=-2, high=2),
-    "logprobs": Bounds(whole=True, low=0),
 }
+# What vLLM knows and this version could not give back: refused, never dropped.
+REFUSED = {"logprobs": "is not given back by this version; leave it out"}
 FLAGS = frozenset({"ignore_eos"})
 ID_LISTS = frozenset({"stop_token_ids", "allowed_token_ids"})
 KNOWN = frozenset({*NUMBERS, *FLAGS, *ID_LISTS})
@@ -88,6 +89,8 @@ def check_sampling(
 
 
 def _problem(key: str, value: object) -> str | None:
+    if key in REFUSED:
+        return REFUSED[key]
     if key in NUMBERS:
         return NUMBERS[key].problem(value)
     if key in FLAGS:

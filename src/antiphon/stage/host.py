@@ -217,7 +217,9 @@ class StageHost:
         """Running requests finish before the stage sleeps: their blocks would be gone."""
         if self._asleep or self._bedtime is not None:
             self._acknowledge(command, 0, None)  # it sleeps, or is about to
-        elif self._engine.has_work:
+            return
+        self.scheduler.coordinator.gate.pause()  # payloads are held: no wait may run out
+        if self._engine.has_work:
             self._bedtime = command
         else:
             self._fall_asleep(command)
@@ -256,6 +258,7 @@ class StageHost:
     def _go_on(self) -> None:
         """What arrived while the stage slept starts now."""
         if not self._asleep and self._bedtime is None:
+            self.scheduler.coordinator.gate.resume()
             held, self._held = self._held, []
             for command in held:
                 self._start(command)

@@ -7,6 +7,7 @@ from the topology's own `model` function.
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,6 +17,8 @@ from antiphon.errors import TopologyError
 from antiphon.pipeline.deployment import Deployment, StageDeployment, parse_bytes
 from antiphon.pipeline.topology import Stage, StageKind, Topology
 from antiphon.stage.spec import StageSpec
+
+logger = logging.getLogger(__name__)
 
 Progress = Callable[[str, str], None]  # (stage, what it is doing)
 
@@ -76,6 +79,9 @@ def resolve_stages(
     names = {stage.name for stage in stages}
     connector = ConnectorSpec(deployment.connector, run, parse_bytes(deployment.connector_bytes))
     specs = {}
+    if any(deployment.stages[stage.name].device == "cuda" for stage in stages):
+        # Upstream would choose its v2 runner there; stage_environment decides for v1.
+        logger.warning("stages run on vLLM's v1 model runner; v2 is not supported yet")
     for stage in stages:
         settings = deployment.stages[stage.name]
         edge = topology.edge_into(stage.name)
