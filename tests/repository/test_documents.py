@@ -5,20 +5,26 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import antiphon
 from antiphon.env import VARIABLES
-from antiphon.upstream.docs import render
+from antiphon.pipeline import docs as keys
+from antiphon.upstream import docs as symbols
 from source import ROOT
 
 DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 
 
-def test_the_table_of_upstream_symbols_is_up_to_date() -> None:
-    written = (ROOT / "docs" / "upstream-symbols.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize(
+    ("page", "render"),
+    [("upstream-symbols.md", symbols.render), ("deployment.md", keys.render)],
+)
+def test_generated_pages_are_up_to_date(page: str, render: Callable[[], str]) -> None:
+    written = (ROOT / "docs" / page).read_text(encoding="utf-8")
     assert written == render(), "run `make docs`"
 
 

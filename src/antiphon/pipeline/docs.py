@@ -1,0 +1,83 @@
+"""Writes the page of deployment keys: `python -m antiphon.pipeline.docs FILE`."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+from pathlib import Path
+from typing import get_args
+
+from antiphon.pipeline import deployment
+from antiphon.pipeline.deployment import Deployment, StageDeployment
+
+_HEAD = """\
+# Deployment
+
+Generated from `src/antiphon/pipeline/deployment.py` by `make docs`; do not edit.
+
+A deployment file says how a pipeline runs on a machine. All of it is optional: what is not given is
+the topology's word, or a default that suits the device. `antiphon chat --print-config` prints the
+deployment with every default filled in, in this form.
+
+```yaml
+pipeline: voice
+stages:
+  thinker:
+    max_num_seqs: 4
+    kv_cache_bytes: 128MiB
+  talker:
+    input_wait_timeout_s: 30
+```
+
+```sh
+antiphon chat "Good morning." --deployment mine.yaml
+```
+
+An unknown key is an error that names the nearest right one.
+"""
+
+
+def render() -> str:
+    """The page as Markdown."""
+    return "\n".join(
+        [
+            _HEAD,
+            _table("Keys", Deployment),
+            _table("Keys of a stage, under `stages.NAME`", StageDeployment),
+        ]
+    )
+
+
+def _table(title: str, struct: type) -> str:
+    lines = [f"## {title}", "", "| key | type | default | meaning |", "|---|---|---|---|"]
+    (body,) = ast.parse(inspect.getsource(struct)).body
+    assert isinstance(body, ast.ClassDef)  # noqa: S101  the source of a class
+    for field, text in zip(body.body, body.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
+            meaning = " ".join(str(ast.literal_eval(text.value)).split())
+            kind = _kind(ast.unparse(field.annotation))
+            default = "" if field.value is None else ast.unparse(field.value)
+            given = "" if default == "None" else f"`{default}`"
+            lines.append(f"| `{ast.unparse(field.target)}` | {kind} | {given} | {meaning} |")
+    return "\n".join([*lines, ""])
+
+
+def _kind(annotation: str) -> str:
+    """A field's type in words: the choices of a named Literal, alternatives with "or"."""
+    name = annotation.replace(" | None", "")
+    choices = get_args(vars(deployment).get(name))
+    return ", ".join(map(str, choices)) if choices else name.replace("|", "or")
+
+
+def main(arguments: list[str]) -> int:
+    """Write the page to the file named by the one argument."""
+    if len(arguments) != 1:
+        sys.stderr.write("usage: python -m antiphon.pipeline.docs FILE\n")
+        return 2
+    Path(arguments[0]).write_text(render(), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
