@@ -8,11 +8,8 @@ without the phonemes between them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
 
 from antiphon.core.prompt_plan import PromptPlan
 from antiphon.errors import AdapterError
@@ -21,6 +18,7 @@ from antiphon.models.voice.text import SentenceStream, has_words, normalise
 from antiphon.models.voice.vocabulary import FIRST_CODE, NUM_CODES, SPACE
 from antiphon.payload.adapters import OutputNeeds, StageContext, StepRows
 from antiphon.payload.types import Payload, Scalar, per_request, per_token
+from antiphon.pipeline.detokenize import Detokenizer, load_tokenizer
 
 TEXT = "text"
 CODES = "codes"
@@ -46,26 +44,21 @@ class SpeakOutput:
     needs = OutputNeeds(token_updates=True)
 
     def __init__(self, context: StageContext) -> None:
-        self._tokenizer = Tokenizer.from_file(str(Path(context.model) / "tokenizer.json"))
+        self._tokenizer = load_tokenizer(context.model)
 
     def open(self, uid: str, params: Mapping[str, Scalar]) -> Speaker:
-        return Speaker(self._tokenizer)
+        return Speaker(Detokenizer(self._tokenizer))
 
 
 class Speaker:
-    """One request's text on its way to the talker. Special tokens and parts without a word are
-    dropped.
-    """
+    """One request's text on its way to the talker; parts without a word are dropped."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._decoder = DecodeStream(skip_special_tokens=True)
+    def __init__(self, detokenizer: Detokenizer) -> None:
+        self._detokenizer = detokenizer
         self._sentences = SentenceStream()
 
     def on_tokens(self, token_ids: Sequence[int]) -> list[Payload]:
-        # a piece may be None: the bytes of a character that is not complete yet
-        pieces = (self._decoder.step(self._tokenizer, token) for token in token_ids)
-        return _spoken(self._sentences.feed("".join(piece for piece in pieces if piece)))
+        return _spoken(self._sentences.feed(self._detokenizer.feed(token_ids)))
 
     def on_rows(self, rows: StepRows) -> list[Payload]:
         return []

@@ -7,13 +7,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from tokenizers import Tokenizer
 
 from antiphon.errors import EmptyInputError, InputTooLongError
 from antiphon.models.voice import phonemes
 from antiphon.models.voice.limits import MAX_SPEECH_PARTS, THINKER_CONTEXT, THINKER_REPLY
 from antiphon.models.voice.text import split_sentences
 from antiphon.models.voice.weights import chat_template
+from antiphon.pipeline.detokenize import load_tokenizer
 from antiphon.pipeline.entry import EntryRequest, Message
 
 
@@ -25,7 +25,7 @@ class ChatEntry:
     """
 
     def __init__(self, checkpoint: Path) -> None:
-        self._tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
+        self._tokenizer = load_tokenizer(checkpoint)
         # the template is data that came with the model: it runs in jinja2's sandbox
         sandbox = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
         self._template = sandbox.from_string(chat_template(checkpoint))
