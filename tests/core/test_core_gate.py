@@ -232,13 +232,6 @@ def test_a_request_can_be_dropped_in_every_state(
     gate.check_integrity()
 
 
-def test_edge_of(gate: Gate) -> None:
-    gate.register("r", EDGE, 600)
-    assert gate.edge_of("r") == EDGE
-    with pytest.raises(KeyError):
-        gate.edge_of("unknown")
-
-
 def _bring_to(gate: Gate, uid: str, state: GateState) -> None:
     gate.register(uid, EDGE, 600)
     if state is GateState.ENDED:

@@ -213,10 +213,6 @@ class Gate:
         record = self._records.get(uid)
         return None if record is None else record.state
 
-    def edge_of(self, uid: str) -> str:
-        """The edge that the request waits on. Raises KeyError if it is not gated."""
-        return self._records[uid].edge
-
     @property
     def blocked_count(self) -> int:
         """How many requests are blocked."""

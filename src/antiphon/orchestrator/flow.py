@@ -39,7 +39,6 @@ class Unit:
     """One request at one stage; times are clock values in seconds."""
 
     part: int
-    gated: bool
     input_s: float
     input: tuple[str, str] | None = None  # (producing stage, key) of what was delivered
     first_s: float | None = None
@@ -97,7 +96,7 @@ class Flow:
     def _submit(self, stage: Stage, token_ids: list[int], waits_for: Edge | None) -> None:
         """One more unit of `stage`, and one of each consumer that waits for it."""
         units = self.units[stage.name]
-        unit = Unit(len(units), waits_for is not None, self.clock())
+        unit = Unit(len(units), self.clock())
         units.append(unit)
         self.open_units += 1
         edges = self._edges_from(stage.name)

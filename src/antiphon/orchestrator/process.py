@@ -7,6 +7,7 @@ and one takes what the process logs.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import socket
@@ -49,7 +50,8 @@ class ProcessStage(StageClient):
         assert self._process.stdout is not None  # noqa: S101  asked for above
         self._log = StageLog(spec.name, self._process.stdout, echo=spec.log_level != "error")
         connection: Connection[object, object] = Connection(ours.detach())
-        connection.send_bytes(encoded)
+        with contextlib.suppress(OSError):  # it has ended already: the reader tells why
+            connection.send_bytes(encoded)
         self._channel: Channel[Event] = Channel(connection, Event)
         self._outbox: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._threads = [
