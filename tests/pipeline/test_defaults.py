@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import msgspec
 import msgspec.yaml
 import pytest
 
+from antiphon.core.budget import EdgeLimits
 from antiphon.errors import DeploymentError, SettingError
 from antiphon.pipeline.defaults import fill_defaults
-from antiphon.pipeline.deployment import Deployment, StageDeployment, parse_deployment
+from antiphon.pipeline.deployment import (
+    Deployment,
+    EdgeDeployment,
+    StageDeployment,
+    parse_deployment,
+)
 from antiphon.pipeline.printing import config_yaml
 from sample_pipeline import TOPOLOGY
 
@@ -80,9 +87,47 @@ def test_overlap_cannot_be_asked_of_a_cpu() -> None:
         fill_defaults(TOPOLOGY, given, device="cuda")
 
 
+def test_edges_are_filled_completely() -> None:
+    filled = fill_defaults(TOPOLOGY, sample(), device="cpu").edges
+    limits = msgspec.structs.asdict(EdgeLimits())
+    assert filled == {
+        "speech": EdgeDeployment(mode="full", **limits),
+        "codes": EdgeDeployment(mode="full", options={"first": 256}, **limits),
+    }
+
+
+def test_edge_of_the_deployment_goes_first() -> None:
+    codes = EdgeDeployment(mode="stream", request_chunks=3, options={"first": 64})
+    given = Deployment(pipeline="sample", edges={"codes": codes})
+    filled = fill_defaults(TOPOLOGY, given, device="cpu").edges
+    assert (filled["codes"].mode, filled["speech"].mode) == ("stream", "full")
+    assert (filled["codes"].request_chunks, filled["codes"].total_chunks) == (3, 1024)
+    assert filled["codes"].options == {"first": 64}
+
+
+def test_unknown_edge() -> None:
+    given = Deployment(pipeline="sample", edges={"codec": EdgeDeployment()})
+    with pytest.raises(DeploymentError, match=r"^edges\.codec: .*did you mean codes\?"):
+        fill_defaults(TOPOLOGY, given, device="cpu")
+
+
+def test_active_streams_are_all_that_fit() -> None:
+    assert fill_defaults(TOPOLOGY, sample(), device="cpu").stages["code2wav"].active_streams == 0
+    given = sample(code2wav=StageDeployment(active_streams=4))
+    assert fill_defaults(TOPOLOGY, given, device="cpu").stages["code2wav"].active_streams == 4
+
+
+def test_active_streams_cannot_be_asked_of_an_ar_stage() -> None:
+    given = sample(talker=StageDeployment(active_streams=4))
+    with pytest.raises(DeploymentError, match=r"^stages\.talker\.active_streams: .* ar stage"):
+        fill_defaults(TOPOLOGY, given, device="cpu")
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_filling_twice_changes_nothing(device: str) -> None:
-    once = fill_defaults(TOPOLOGY, sample(), device=device)  # type: ignore[arg-type]
+    edges = {"codes": EdgeDeployment(mode="stream", total_bytes="1MiB", options={"first": 64})}
+    given = Deployment(pipeline="sample", edges=edges)
+    once = fill_defaults(TOPOLOGY, given, device=device)  # type: ignore[arg-type]
     assert fill_defaults(TOPOLOGY, once, device="cpu") == once
 
 
@@ -91,3 +136,4 @@ def test_printed_deployment_is_a_deployment_file() -> None:
     printed = msgspec.yaml.decode(config_yaml(TOPOLOGY, filled))
     assert parse_deployment(printed["deployment"]) == filled
     assert [stage["name"] for stage in printed["topology"]["stages"]] == list(filled.stages)
+    assert [edge["name"] for edge in printed["topology"]["edges"]] == list(filled.edges)

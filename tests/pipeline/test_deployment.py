@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from antiphon.core.budget import EdgeLimits
 from antiphon.errors import DeploymentError
 from antiphon.pipeline import deployment as module
+from antiphon.pipeline import docs
 from antiphon.pipeline.deployment import (
     Deployment,
+    EdgeDeployment,
     StageDeployment,
     load_deployment,
-    parse_bytes,
     parse_deployment,
 )
+from antiphon.pipeline.values import parse_bytes
 from sample_pipeline import TOPOLOGY
 
 WRONG = {
@@ -53,7 +57,22 @@ WRONG = {
     "stages: {talker: 3}": "stages.talker: expected keys and values, got int",
     "stages: [talker]": "stages: expected stage names, got list",
     "start_timeout_s: -5": "start_timeout_s is -5.0",
-    "connector: tcp": "connector: invalid enum value 'tcp'",
+    "stages: {talker: {active_streams: -1}}": "stages.talker.active_streams: -1 is negative",
+    "edges: {codes: {mod: full}}": "edges.codes.mod: unknown key; did you mean mode?",
+    "edges: {codes: {mode: chunks}}": "edges.codes.mode: invalid enum value 'chunks'",
+    "edges: {codes: {request_chunks: 0}}": "edges.codes.request_chunks: 0 is not positive",
+    "edges: {codes: {total_chunks: many}}": "edges.codes.total_chunks: expected int | null",
+    "edges: {codes: {request_bytes: 1 MiBs}}": "edges.codes.request_bytes: '1 MiBs' is not a size",
+    "edges: {codes: {total_bytes: 0}}": "edges.codes.total_bytes: 0 is not a size",
+    "edges: {codes: {options: {first: [1]}}}": "edges.codes.options: expected",
+    "edges: {codes: stream}": "edges.codes: expected keys and values, got str",
+    "edges: codes": "edges: expected edge names, got str",
+    "connector: tcp": "connector: 'tcp' is neither a connector nor a class",
+    "connector: shn": (
+        "connector: 'shn' is neither a connector nor a class written as package.module:Class;"
+        " did you mean shm?"
+    ),
+    "connector: 'package.module:'": "connector: 'package.module:' is neither",
     "connector: inproc": "connector: inproc needs in_process: true",
     "{connector: shm, in_process: true}": "connector: shm is for stages in processes",
     "connector_bytes: huge": "connector_bytes: 'huge' is not a size",
@@ -109,26 +128,40 @@ def test_whole_file(tmp_path: Path) -> None:
     file.write_text(
         "pipeline: sample\nconnector: shm\nstages:\n  talker:\n    kv_cache_bytes: 32MiB\n"
         "    input_wait_timeout_s: 0\n    engine_args: {enable_prefix_caching: false}\n"
+        "edges:\n  codes:\n    mode: stream\n    request_bytes: 1MiB\n    options: {first: 64}\n"
     )
     talker = StageDeployment(
         kv_cache_bytes=32 << 20,
         input_wait_timeout_s=0.0,
         engine_args={"enable_prefix_caching": False},
     )
+    codes = EdgeDeployment(mode="stream", request_bytes=1 << 20, options={"first": 64})
     assert load_deployment(file) == Deployment(
-        pipeline="sample", connector="shm", stages={"talker": talker}
+        pipeline="sample", connector="shm", stages={"talker": talker}, edges={"codes": codes}
     )
+
+
+@pytest.mark.parametrize("in_process", [False, True])
+def test_connector_of_another_package(in_process: bool) -> None:
+    found = parse_deployment({"connector": "my_package.store:Store", "in_process": in_process})
+    assert found.connector == "my_package.store:Store"
 
 
 def test_unknown_stage_gets_the_nearest() -> None:
     given = Deployment(pipeline="sample", stages={"taker": StageDeployment()})
     with pytest.raises(DeploymentError, match=r"stages\.taker: .*; did you mean talker\?"):
-        given.check_stages(TOPOLOGY)
+        given.check_names(TOPOLOGY)
+
+
+def test_unknown_edge_gets_the_nearest() -> None:
+    given = Deployment(pipeline="sample", edges={"code": EdgeDeployment()})
+    with pytest.raises(DeploymentError, match=r"edges\.code: .*no such edge; did you mean codes\?"):
+        given.check_names(TOPOLOGY)
 
 
 def test_deployment_for_another_pipeline() -> None:
     with pytest.raises(DeploymentError, match="is for voice, not for sample"):
-        Deployment().check_stages(TOPOLOGY)
+        Deployment().check_names(TOPOLOGY)
 
 
 @pytest.mark.parametrize(
@@ -139,8 +172,18 @@ def test_sizes(text: str, count: int) -> None:
     assert parse_bytes(text) == count
 
 
+def test_documented_limits_are_those_in_force() -> None:
+    rows = docs.render().splitlines()
+    for name, limit in msgspec.structs.asdict(EdgeLimits()).items():
+        (row,) = [row for row in rows if row.startswith(f"| `{name}` |")]
+        documented = re.search(r"None is (\w+)\.", row)
+        assert documented, row
+        assert parse_bytes(documented[1]) == limit
+
+
 KEYS = st.text("abcdefghijklmnopqrstuvwxyz_", min_size=1, max_size=24)
-FIELDS = [f.name for s in (Deployment, StageDeployment) for f in msgspec.structs.fields(s)]
+STRUCTS = (Deployment, StageDeployment, EdgeDeployment)
+FIELDS = [field.name for struct in STRUCTS for field in msgspec.structs.fields(struct)]
 NAMES = st.sampled_from(FIELDS) | KEYS
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
 
@@ -170,20 +213,41 @@ def stage_deployments() -> st.SearchStrategy[StageDeployment]:
         kv_cache_bytes=counts | st.sampled_from(["64MiB", "1GiB"]),
         threads=counts,
         input_wait_timeout_s=st.none() | st.floats(0, 86400),
+        active_streams=st.none() | st.integers(0, 1 << 10),
         seed=st.none() | st.integers(0, 1 << 31),
         engine_args=st.dictionaries(st.just("block_size"), st.integers(1, 64)),
     )
 
 
-@given(st.dictionaries(KEYS, stage_deployments(), max_size=3))
-def test_yaml_round_trip(stages: dict[str, StageDeployment]) -> None:
-    before = Deployment(stages=stages)
+def edge_deployments() -> st.SearchStrategy[EdgeDeployment]:
+    """Valid settings of an edge, each field set or not."""
+    counts = st.none() | st.integers(1, 1 << 20)
+    scalars = st.booleans() | st.integers(-9, 9) | st.floats(-1, 1) | st.sampled_from(["a", "1"])
+    return st.builds(
+        EdgeDeployment,
+        mode=st.none() | st.sampled_from(["full", "stream"]),
+        request_chunks=counts,
+        request_bytes=counts | st.sampled_from(["64KiB", "1GiB"]),
+        total_chunks=counts,
+        total_bytes=counts | st.sampled_from(["64KiB", "1GiB"]),
+        options=st.dictionaries(KEYS, scalars, max_size=3),
+    )
+
+
+@given(
+    st.dictionaries(KEYS, stage_deployments(), max_size=3),
+    st.dictionaries(KEYS, edge_deployments(), max_size=3),
+)
+def test_yaml_round_trip(
+    stages: dict[str, StageDeployment], edges: dict[str, EdgeDeployment]
+) -> None:
+    before = Deployment(stages=stages, edges=edges)
     assert parse_deployment(msgspec.yaml.decode(msgspec.yaml.encode(before))) == before
 
 
-@pytest.mark.parametrize("struct", [StageDeployment, Deployment])
+@pytest.mark.parametrize("struct", STRUCTS)
 def test_every_field_is_documented(struct: type) -> None:
-    """A string stands behind each field, and a stage has at most twelve fields."""
+    """A string stands behind each field, and there are at most twelve."""
     tree = ast.parse(inspect.getsource(module))
     body = next(
         node.body

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from antiphon.pipeline.draw import draw, summary
 from antiphon.pipeline.topology import Edge, EdgeMode, Entry, Stage, StageKind, Topology
-from sample_pipeline import TOPOLOGY
+from sample_pipeline import CODES, SPEECH, TOPOLOGY
 
 CHAIN = """\
 sample: a pipeline for tests
@@ -48,6 +50,13 @@ fork: two ways
 
 def test_chain() -> None:
     assert draw(TOPOLOGY) == CHAIN
+
+
+def test_stream_edges_are_drawn_as_waves() -> None:
+    edges = tuple(replace(edge, mode=EdgeMode.STREAM) for edge in (SPEECH, CODES))
+    lines = [line.strip() for line in draw(replace(TOPOLOGY, edges=edges)).splitlines()]
+    assert "└~ speech (stream, one request per part)" in lines
+    assert "└~ codes (stream, first=256)" in lines
 
 
 def test_fork() -> None:

@@ -11,13 +11,21 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from antiphon.core.budget import EdgeLimits
 from antiphon.errors import InvalidRequestError, ModelUnavailableError, TopologyError
 from antiphon.orchestrator.sampling import KNOWN
 from antiphon.pipeline.defaults import fill_defaults
-from antiphon.pipeline.deployment import OWN_FIELD, Deployment, Device, StageDeployment
+from antiphon.pipeline.deployment import (
+    OWN_FIELD,
+    Deployment,
+    Device,
+    EdgeDeployment,
+    StageDeployment,
+)
+from antiphon.pipeline.topology import EdgeMode, Topology
 from antiphon.stage.resolve import SCHEDULERS, WORKERS, model_folder, resolve_stages
 from antiphon.stage.spec import StageSpec
-from sample_pipeline import TALKER, THINKER, TOPOLOGY
+from sample_pipeline import CODE2WAV, CODES, SPEECH, TALKER, THINKER, TOPOLOGY
 
 
 def specs(device: Device = "cpu", **options: object) -> dict[str, StageSpec]:
@@ -32,6 +40,50 @@ def test_chain_of_edges() -> None:
     assert [edge.name for edge in found["talker"].inputs] == ["speech"]
     assert found["code2wav"].inputs[0].options == {"first": 256}
     assert found["thinker"].inputs == found["code2wav"].outputs == ()
+
+
+def specs_of(topology: Topology, **settings: object) -> dict[str, StageSpec]:
+    given = Deployment(pipeline="sample", **settings)  # type: ignore[arg-type]
+    return resolve_stages(topology, fill_defaults(topology, given, device="cpu"), run="r1")
+
+
+def test_full_edges_stream_at_neither_end() -> None:
+    found = specs()
+    assert not found["talker"].outputs[0].stream
+    assert not found["code2wav"].inputs[0].stream
+
+
+def test_stream_edge_streams_at_both_ends() -> None:
+    edges = (SPEECH, replace(CODES, mode=EdgeMode.STREAM))
+    found = specs_of(replace(TOPOLOGY, edges=edges))
+    assert found["talker"].outputs[0].stream
+    assert found["code2wav"].inputs[0].stream
+
+
+def test_parts_of_a_stream_arrive_whole() -> None:
+    """Each is the one payload of a consumer request of its own."""
+    edges = (replace(SPEECH, mode=EdgeMode.STREAM), CODES)
+    found = specs_of(replace(TOPOLOGY, edges=edges))
+    assert found["thinker"].outputs[0].stream
+    assert not found["talker"].inputs[0].stream
+
+
+def test_edge_of_the_deployment_reaches_both_ends() -> None:
+    given = EdgeDeployment(
+        mode="stream", request_chunks=3, total_bytes="1MiB", options={"first": 8}
+    )
+    found = specs_of(TOPOLOGY, edges={"codes": given})
+    out, into = found["talker"].outputs[0], found["code2wav"].inputs[0]
+    assert out.limits == EdgeLimits(request_chunks=3, total_bytes=1 << 20)
+    assert (out.stream, into.stream) == (True, True)
+    assert out.options == into.options == {"first": 8}
+
+
+def test_active_streams_reach_the_stage() -> None:
+    window = StageDeployment(active_streams=4)
+    found = specs_of(TOPOLOGY, stages={"code2wav": window})
+    assert found["code2wav"].active_streams == 4
+    assert found["talker"].active_streams == 0
 
 
 def test_entry_starts_only_its_stages() -> None:

@@ -56,13 +56,9 @@ WRONG = {
         {"stages": (THINKER, TALKER, CODE2WAV, Stage("ear", StageKind.AR, MODEL, output="x"))},
         "no entry leads to stage ear",
     ),
-    "stream edge": (
-        {"edges": (SPEECH, replace(CODES, mode=EdgeMode.STREAM))},
-        "edge codes is a stream edge.*full edges only",
-    ),
-    "split stream": (
-        {"edges": (replace(SPEECH, mode=EdgeMode.STREAM), CODES)},
-        "edge speech splits a stream",
+    "edge option": (
+        {"edges": (SPEECH, replace(CODES, options={"sizes": [1, 2]}))},
+        "option 'sizes' of edge codes is a list",
     ),
     "join": (
         {"edges": (SPEECH, CODES, replace(CODES, name="again", producer="thinker"))},
@@ -121,6 +117,13 @@ def test_mistake_is_named(case: str) -> None:
     with pytest.raises(TopologyError, match=message) as caught:
         replace(TOPOLOGY, **changes)  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("mode", EdgeMode)
+def test_both_modes_with_and_without_parts(mode: EdgeMode, split: bool) -> None:
+    edge = replace(SPEECH, mode=mode, split=split)
+    assert replace(TOPOLOGY, edges=(edge, CODES)).edge_into("talker") == edge
 
 
 def test_text_only_stops_at_the_thinker() -> None:

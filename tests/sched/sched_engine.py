@@ -22,10 +22,12 @@ from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
 from antiphon.core.prompt_plan import PromptPlan
-from antiphon.core.tickets import StageNews, StageWork
+from antiphon.core.tickets import Arrived, Fetch, StageNews, StageWork
 from antiphon.errors import AntiphonError, ErrorInfo
 from antiphon.payload.ref import Ref
-from antiphon.sched.ar import ARScheduler, AsyncARScheduler
+from antiphon.sched.ar import ARMixin, ARScheduler, AsyncARScheduler
+from antiphon.sched.coordinator import Wait
+from antiphon.sched.events import SegmentEnd
 from antiphon.sched.mixin import StageSchedulerMixin
 from antiphon.testing.clock import ManualClock
 from antiphon.upstream.envelopes import with_news, work_of
@@ -144,7 +146,12 @@ class Stage(Engine):
         scheduler = make_scheduler(with_clock(cls, clock), async_scheduling=overlap, **kw)
         super().__init__(scheduler, 2 if overlap else 1, token)
         self.block_size = int(kw.get("block_size", 16))
-        self.answers: dict[str, Answer] = {}  # what the worker's input adapter makes of a payload
+        self.pools = not scheduler.samples
+        # What the worker's input adapter makes of a chunk, by consumer and seq.
+        self.answers: dict[tuple[str, int], Answer | int] = {}
+        self.fetched: list[tuple[str, int]] = []  # (consumer, seq), in order
+        self.used: list[str] = []  # keys of chunks that consumers have used up
+        self.segments: list[SegmentEnd] = []
         # What the worker reports with the next step: payloads stored, requests that failed.
         self.refs: list[Ref] = []
         self.failures: list[tuple[str, ErrorInfo]] = []
@@ -162,12 +169,15 @@ class Stage(Engine):
         n: int = 10,
         *,
         gated: bool = False,
+        stream: bool = False,
+        session: bool = False,
         edges: tuple[str, ...] = (),
         timeout_s: float = 0.0,
         logprobs: int | None = None,
         **kw: Any,
     ) -> Request:
-        """A request of the pipeline, as the stage's host adds it."""
+        """A request of the pipeline, as the stage's host adds it; `stream`: gated, by chunks."""
+        gated |= stream
         self.arrivals += 1
         kw.setdefault("arrival_time", float(self.arrivals))
         request = make_request(
@@ -175,33 +185,47 @@ class Stage(Engine):
             1 if gated else n,
             block_size=self.block_size,
             cache_salt=uid if gated else None,
+            resumable=session or (stream and not self.scheduler.samples),
             **kw,
         )
         if logprobs is not None and request.sampling_params is not None:
             request.sampling_params.logprobs = logprobs
         self.scheduler.coordinator.expect(
             uid,
-            waits_for=EDGE if gated else None,
-            timeout_s=timeout_s,
+            wait=Wait(EDGE, timeout_s, stream) if gated else None,
             edges=edges,
             params={},
             num_prompt_tokens=request.num_prompt_tokens,
         )
         self.scheduler.add_request(request)
+        if session:
+            assert isinstance(self.scheduler, ARMixin)
+            self.scheduler.open_session(uid, 0)
         self.outcomes[uid] = Outcome()
         return request
 
-    def deliver(self, uid: str, answer: Answer | None = None, *, seq: int = 0) -> Ref:
-        """Announce a payload for `uid`; the worker's adapter will make `answer` of it."""
-        ref = Ref(f"producer-of-{uid}", EDGE, seq, end=True, key=f"key-{uid}-{seq}", nbytes=8)
+    def deliver(
+        self,
+        uid: str,
+        answer: Answer | int | None = None,
+        *,
+        seq: int = 0,
+        end: bool = True,
+        epoch: int = 0,
+    ) -> Ref:
+        """Announce a chunk for `uid`; the worker's adapter will make `answer` of it: a prompt, an
+        error, or so many decode rows.
+        """
+        key = f"key-{uid}-{epoch}-{seq}"
+        ref = Ref(f"producer-of-{uid}", EDGE, seq, end, key=key, nbytes=8, epoch=epoch)
         if answer is not None:
-            self.answers[uid] = answer
+            self.answers[uid, seq] = answer
         self.scheduler.deliver(uid, ref)
         return ref
 
-    def deliver_nothing(self, uid: str) -> None:
-        """The producer ended without a payload."""
-        self.scheduler.deliver(uid, Ref(f"producer-of-{uid}", EDGE, 0, end=True))
+    def deliver_nothing(self, uid: str, *, seq: int = 0) -> None:
+        """The producer ended with an empty chunk."""
+        self.scheduler.deliver(uid, Ref(f"producer-of-{uid}", EDGE, seq, end=True))
 
     def abort(self, uid: str) -> None:
         """As the engine core does it: the caller is told by the orchestrator."""
@@ -210,9 +234,11 @@ class Stage(Engine):
 
     def step(self, before_update: Callable[[], object] | None = None) -> Done:
         done = super().step(before_update)
-        errors = self.scheduler.coordinator.take_events().errors
+        events = self.scheduler.coordinator.take_events()
+        self.used += events.used.get(EDGE, [])
+        self.segments += events.segments
         for out in done:
-            self._note(out, errors)
+            self._note(out, events.errors)
         self.check()
         return done
 
@@ -240,12 +266,19 @@ class Stage(Engine):
         if (work := work_of(scheduled)) is not None:
             self.works.append(work)
             for fetch in work.fetches:
-                answer = self.answers[fetch.uid]
-                if isinstance(answer, PromptPlan):
-                    news.planned.append((fetch.uid, answer))
-                else:
-                    news.failed.append((fetch.uid, answer.to_wire()))
+                self._fetch(fetch, news)
         return with_news(super().run(scheduled), news)
+
+    def _fetch(self, fetch: Fetch, news: StageNews) -> None:
+        uid, ref = fetch.uid, fetch.ref
+        self.fetched.append((uid, ref.seq))
+        match self.answers.get((uid, ref.seq)):
+            case PromptPlan() as plan_:
+                news.arrived.append(Arrived(uid, ref.key, ref.end, plan_))
+            case AntiphonError() as error:
+                news.failed.append((uid, error.to_wire()))
+            case rows:
+                news.arrived.append(Arrived(uid, ref.key, ref.end, rows=rows or 0))
 
     # --- what tests look at -------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 
 from antiphon.core.prompt_plan import PromptPlan
-from antiphon.payload.adapters import OutputNeeds, StageContext, StepRows
+from antiphon.payload.adapters import Input, OutputNeeds, StageContext, StepRows
 from antiphon.payload.types import Payload, Scalar, per_token
 
 
@@ -108,39 +108,47 @@ class RowsOut(_Output):
 class TokensOut(_Output):
     """Sampled ids, one payload at the end."""
 
-    needs = OutputNeeds(token_updates=True)
+    needs = OutputNeeds(requires_token_updates=True)
 
 
 class SideOut(_Output):
     """The side outputs of `tiny_stage_model`, without hidden rows."""
 
-    needs = OutputNeeds(side_outputs=("double", "length", "table"), token_updates=True)
+    needs = OutputNeeds(side_outputs=("double", "length", "table"), requires_token_updates=True)
 
 
 class MissingSideOut(_Output):
     """A side output that no model produces."""
 
-    needs = OutputNeeds(side_outputs=("nothing",), token_updates=True)
+    needs = OutputNeeds(side_outputs=("nothing",), requires_token_updates=True)
 
 
 class RowsIn:
     """Rows become the prompt's embeddings. Option `salted`: the prefix cache's key follows them."""
 
     def __init__(self, context: StageContext) -> None:
-        self._context = context
-        self._rows: dict[str, torch.Tensor] = {}
+        pass
 
-    def plan(self, uid: str, payload: Payload, params: Mapping[str, Scalar]) -> PromptPlan:
+    def open(self, uid: str, params: Mapping[str, Scalar]) -> _RowsIn:
+        return _RowsIn(bool(params.get("broken")), bool(params.get("short")))
+
+
+@dataclass
+class _RowsIn:
+    broken: bool
+    short: bool
+
+    def on_payload(self, payload: Payload, *, last: bool) -> Input:
         CALLS["plan"] += 1
-        if params.get("broken"):
+        if self.broken:
             raise Broken("plan")
         rows = payload.fields["rows"].tensor
-        self._rows[uid] = rows[1:] if params.get("short") else rows
         salt = hashlib.sha256(rows.numpy().tobytes()).hexdigest()
-        return PromptPlan((0,) * len(rows), rows_local=True, salt=salt)
+        plan = PromptPlan((0,) * len(rows), rows_local=True, salt=salt)
+        return Input(plan, prompt_rows=rows[1:] if self.short else rows)
 
-    def take_rows(self, uid: str) -> torch.Tensor:
-        return self._rows.pop(uid)
+    def on_end(self) -> Input:
+        return Input()
 
 
 class TokensIn:
@@ -149,17 +157,28 @@ class TokensIn:
     def __init__(self, context: StageContext) -> None:
         pass
 
-    def plan(self, uid: str, payload: Payload, params: Mapping[str, Scalar]) -> PromptPlan:
+    def open(self, uid: str, params: Mapping[str, Scalar]) -> _TokensIn:
+        return _TokensIn(bool(params.get("broken")))
+
+
+@dataclass
+class _TokensIn:
+    broken: bool
+
+    def on_payload(self, payload: Payload, *, last: bool) -> Input:
         CALLS["plan"] += 1
-        if params.get("broken"):
+        if self.broken:
             raise Broken("plan")
-        return PromptPlan(tuple(payload.fields["ids"].tensor.tolist()))
+        return Input(PromptPlan(tuple(payload.fields["ids"].tensor.tolist())))
+
+    def on_end(self) -> Input:
+        return Input()
 
 
 class PartsOut:
     """One payload per step of tokens, with `each` per token; and `rest` of them at the end."""
 
-    needs = OutputNeeds(token_updates=True)
+    needs = OutputNeeds(requires_token_updates=True)
 
     def __init__(self, context: StageContext) -> None:
         pass

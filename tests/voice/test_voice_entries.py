@@ -7,18 +7,28 @@ import sys
 import warnings
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
 
 from antiphon.errors import EmptyInputError, InputTooLongError
 from antiphon.models.voice import phonemes, weights
 from antiphon.models.voice.entries import ChatEntry, SpeechEntry
 from antiphon.models.voice.limits import MAX_SPEECH_PARTS
-from antiphon.pipeline.entry import EntryRequest, Message
+from antiphon.pipeline.detokenize import load_tokenizer
+from antiphon.pipeline.entry import EntryRequest, Message, SessionEntryAdapter
 
 
 @pytest.fixture(scope="module")
 def chat() -> ChatEntry:
     """The way in for conversations."""
     return ChatEntry(weights.thinker_checkpoint())
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    """The thinker's tokenizer."""
+    return load_tokenizer(weights.thinker_checkpoint())
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +67,44 @@ def test_text_is_one_user_message(chat: ChatEntry) -> None:
     """The short form of a conversation."""
     message = EntryRequest(messages=(Message("user", "Hi"),))
     assert chat.prompts(EntryRequest("Hi")) == chat.prompts(message)
+
+
+# What callers say and the model answers: no surrounding space, which the template's maker strips,
+# and no names of special tokens.
+TURNS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="<"), max_size=40)
+TURNS = TURNS.map(str.strip)
+
+
+@settings(max_examples=200, deadline=None)
+@given(first=TURNS.filter(bool), answer=TURNS, text=TURNS.filter(bool))
+def test_continuation_makes_the_prompt_of_the_whole_conversation(
+    chat: ChatEntry, tokenizer: Tokenizer, first: str, answer: str, text: str
+) -> None:
+    """History (prompt, and answer without its end token) and continuation are that prompt."""
+    turns = (Message("user", first), Message("assistant", answer), Message("user", text))
+    (prompt,) = chat.prompts(EntryRequest(first))
+    answered = tokenizer.encode(answer, add_special_tokens=False).ids
+    (whole,) = chat.prompts(EntryRequest(messages=turns))
+    assert whole == prompt + answered + chat.continuation(text)
+
+
+def test_continuation_begins_by_closing_the_answer(chat: ChatEntry, tokenizer: Tokenizer) -> None:
+    """With the end token: the one that the model sampled is in no cache."""
+    expected = "<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    assert tokenizer.decode(chat.continuation(" Hi\n"), skip_special_tokens=False) == expected
+
+
+@pytest.mark.parametrize("text", ["", " \n"])
+def test_empty_continuation_is_an_error(chat: ChatEntry, text: str) -> None:
+    """Nothing to answer."""
+    with pytest.raises(EmptyInputError):
+        chat.continuation(text)
+
+
+def test_conversations_go_on_and_spoken_texts_do_not(chat: ChatEntry, speech: SpeechEntry) -> None:
+    """What a session can be opened with."""
+    assert isinstance(chat, SessionEntryAdapter)
+    assert not isinstance(speech, SessionEntryAdapter)
 
 
 @pytest.mark.parametrize("text", ["", " \n"])

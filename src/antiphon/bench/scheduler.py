@@ -102,8 +102,7 @@ def measure(folder: str, requests: int, pairs: int, *, routed: bool = False) -> 
         if routed:
             ours.coordinator.expect(
                 uid,
-                waits_for=None,
-                timeout_s=0,
+                wait=None,
                 edges=(EDGE,),
                 params={},
                 num_prompt_tokens=_PROMPT,

@@ -1,14 +1,15 @@
 """What holds a request until its stage input has arrived.
 
-    register ──▶ WAITING ──open──▶ READY ──consume──▶ CONSUMED
-                    │ ╲ empty end                │
-                    │  ╰──────▶ ENDED            │
-                    ╰── fail, expire ──▶ FAILED ◀┴─ fail
+    register ──▶ WAITING ──open──▶ READY ──consume──▶ CONSUMED ──end──▶ ENDED
+                  │  ▲ ╲                                 │                ▲
+                  │  ╰──╲──────────── starve ────────────╯                │
+                  │      ╰─────────────────── end ────────────────────────╯
+                  ╰── fail, expire ──▶ FAILED ◀── fail (any of them)
 
-A payload that is being fetched keeps its request WAITING. The gate changes states and nothing else:
-it never calls a connector. Full edges carry one payload per consumer, so whatever follows it is
-dropped; a stream edge will add moves from CONSUMED back to WAITING, with `last_seq` and `epoch`
-already in the record.
+One mechanism for both kinds of edges: a full edge carries one chunk, which is its end. On a stream
+edge a request comes back to WAITING whenever its next step needs what is not there. A payload that
+is being fetched keeps its request WAITING. The gate changes states and nothing else: it never calls
+a connector.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from __future__ import annotations
 import enum
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
+from antiphon.core.chunks import ChunkOrder, Verdict
 from antiphon.core.deadlines import Deadlines
 from antiphon.core.moves import IllegalMove, move
 from antiphon.errors import DuplicateRequestError
@@ -28,6 +30,7 @@ from antiphon.payload.ref import Ref
 __all__ = [
     "NOTHING_SEEN",
     "TRANSITIONS",
+    "Announced",
     "Announcement",
     "ExpiredWait",
     "Gate",
@@ -37,16 +40,16 @@ __all__ = [
     "IllegalMove",
 ]
 
-NOTHING_SEEN = -1  # `last_seq` of a request for which no ref has arrived
+NOTHING_SEEN = -1  # `last_seq` of a request of which no chunk has come in order
 
 
 class GateState(enum.Enum):
     """Where a request stands with its input."""
 
-    WAITING = "waiting"
-    READY = "ready"
-    CONSUMED = "consumed"
-    ENDED = "ended"
+    WAITING = "waiting"  # for what its next step needs
+    READY = "ready"  # it is there
+    CONSUMED = "consumed"  # a step has been scheduled with it
+    ENDED = "ended"  # the input is complete and used: nothing is waited for any more
     FAILED = "failed"
 
 
@@ -54,39 +57,56 @@ class GateEvent(enum.Enum):
     """What can happen to it."""
 
     ANNOUNCE = "announce"
-    END = "end"
     OPEN = "open"
     CONSUME = "consume"
+    STARVE = "starve"
+    END = "end"
     FAIL = "fail"
     EXPIRE = "expire"
 
 
+_S, _E = GateState, GateEvent
 TRANSITIONS = {
-    (GateState.WAITING, GateEvent.ANNOUNCE): GateState.WAITING,
-    (GateState.WAITING, GateEvent.END): GateState.ENDED,
-    (GateState.WAITING, GateEvent.OPEN): GateState.READY,
-    (GateState.READY, GateEvent.CONSUME): GateState.CONSUMED,
-    (GateState.WAITING, GateEvent.FAIL): GateState.FAILED,
-    (GateState.READY, GateEvent.FAIL): GateState.FAILED,
-    (GateState.CONSUMED, GateEvent.FAIL): GateState.FAILED,
-    (GateState.WAITING, GateEvent.EXPIRE): GateState.FAILED,
+    (_S.WAITING, _E.ANNOUNCE): _S.WAITING,
+    (_S.WAITING, _E.OPEN): _S.READY,
+    (_S.WAITING, _E.END): _S.ENDED,
+    (_S.WAITING, _E.FAIL): _S.FAILED,
+    (_S.WAITING, _E.EXPIRE): _S.FAILED,
+    (_S.READY, _E.ANNOUNCE): _S.READY,
+    (_S.READY, _E.CONSUME): _S.CONSUMED,
+    (_S.READY, _E.FAIL): _S.FAILED,
+    (_S.CONSUMED, _E.ANNOUNCE): _S.CONSUMED,
+    (_S.CONSUMED, _E.STARVE): _S.WAITING,
+    (_S.CONSUMED, _E.END): _S.ENDED,
+    (_S.CONSUMED, _E.FAIL): _S.FAILED,
+    (_S.ENDED, _E.FAIL): _S.FAILED,
 }
-
-_SCHEDULABLE = frozenset({GateState.READY, GateState.CONSUMED})
 
 
 class Announcement(enum.Enum):
-    """What to do with a ref."""
+    """What became of a ref."""
 
-    ACCEPTED = "accepted"  # fetch it
-    EMPTY_END = "empty_end"  # the producer ended with nothing: finish the request at once
-    DUPLICATE = "duplicate"  # seen already: drop the ref, but leave its key, which is being fetched
+    ACCEPTED = "accepted"  # `Announced.fetch` says what to fetch now
+    EMPTY_END = "empty_end"  # the producer ended with nothing at all: finish the request at once
+    DUPLICATE = "duplicate"  # seen already: drop the ref, but leave its key, which is in use
     LATE = "late"  # nobody waits for it: drop the ref and discard its key
 
 
 @dataclass(frozen=True, slots=True)
+class Announced:
+    """The answer to a ref: what became of it, and the refs whose turn has come, in order.
+
+    `discard` are refs that turned out to lie behind the stream's end.
+    """
+
+    kind: Announcement
+    fetch: tuple[Ref, ...] = ()
+    discard: tuple[Ref, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ExpiredWait:
-    """A request whose input did not come in time. `last_seq`: NOTHING_SEEN if no ref arrived."""
+    """A request whose input did not come in time. `last_seq`: NOTHING_SEEN if no chunk came."""
 
     uid: str
     edge: str
@@ -99,29 +119,32 @@ class GateStatistics(msgspec.Struct, frozen=True):
 
     requests: int
     blocked: int
-    idle: int
     accepted: int
     empty_ends: int
     duplicates: int
     late: int
+    starved: int
     expired: int
 
 
 @dataclass(slots=True)
 class _Record:
     edge: str
+    stream: bool
+    epoch: int
+    timeout_s: float
     state: GateState = GateState.WAITING
-    fetching: bool = False
-    last_seq: int = NOTHING_SEEN
-    epoch: int = 0
+    opened: bool = False  # the request has been open once: its prompt is known
+    order: ChunkOrder = field(default_factory=ChunkOrder)
 
     @property
     def blocked(self) -> bool:
-        return self.state not in _SCHEDULABLE
-
-    @property
-    def idle(self) -> bool:
-        return self.state is GateState.WAITING and not self.fetching
+        match self.state:
+            case GateState.READY | GateState.CONSUMED:
+                return False
+            case GateState.ENDED:
+                return not self.opened
+        return True
 
 
 class Gate:
@@ -131,43 +154,58 @@ class Gate:
         self._records: dict[str, _Record] = {}
         self._deadlines = Deadlines(clock)
         self._blocked = 0
-        self._idle = 0
         self._announced: Counter[Announcement] = Counter()
+        self._starved = 0
         self._expired = 0
 
-    def register(self, uid: str, edge: str, timeout_s: float) -> None:
+    def register(
+        self, uid: str, edge: str, timeout_s: float, *, stream: bool = False, epoch: int = 0
+    ) -> None:
         """Hold `uid` until `edge` has delivered.
 
-        `timeout_s` counts from the last progress; 0 waits for ever. Raises DuplicateRequestError if
-        the gate knows the uid already, ValueError for an impossible timeout.
+        `timeout_s` counts from the last progress; 0 waits for ever. Refs of another epoch are late.
+        Raises DuplicateRequestError if the gate knows the uid already, ValueError for an impossible
+        timeout.
         """
         if uid in self._records:
             raise DuplicateRequestError(f"Request {uid} waits for its input already.")
         self._deadlines.start(uid, timeout_s)
-        self._records[uid] = _Record(edge)
+        self._records[uid] = _Record(edge, stream, epoch, timeout_s)
         self._blocked += 1
-        self._idle += 1
 
-    def announce(self, uid: str, ref: Ref) -> Announcement:
-        """A ref arrived for the consuming request `uid`; never raises for what a producer sends."""
+    def announce(self, uid: str, ref: Ref) -> Announced:
+        """A ref arrived for the consuming request `uid`.
+
+        Raises PayloadError when too many chunks wait for one that is missing.
+        """
         answer = self._judge(self._records.get(uid), ref)
-        self._announced[answer] += 1
-        if answer is Announcement.ACCEPTED:
-            self._records[uid].last_seq = ref.seq
-            self._move(uid, GateEvent.ANNOUNCE, fetching=True)
-            self._deadlines.touch(uid)
-        elif answer is Announcement.EMPTY_END:
-            self._records[uid].last_seq = ref.seq
+        self._announced[answer.kind] += 1
+        self._announced[Announcement.LATE] += len(answer.discard)
+        if answer.kind is Announcement.EMPTY_END:
             self._move(uid, GateEvent.END)
+        elif answer.kind is Announcement.ACCEPTED:
+            self._move(uid, GateEvent.ANNOUNCE)
+            if answer.fetch and uid in self._deadlines:  # a chunk behind a gap is no progress
+                self._deadlines.touch(uid)
         return answer
 
     def open(self, uid: str) -> None:
-        """The prompt is planned and local to the worker: the request may be scheduled."""
+        """What the next step needs is local to the worker: the request may be scheduled."""
         self._move(uid, GateEvent.OPEN)
 
     def consume(self, uid: str) -> None:
-        """The request has been scheduled for the first time."""
-        self._move(uid, GateEvent.CONSUME)
+        """A step has been scheduled with what was there; ignored unless the request is READY."""
+        if self.state(uid) is GateState.READY:
+            self._move(uid, GateEvent.CONSUME)
+
+    def starve(self, uid: str) -> None:
+        """The next step needs what is not there yet; the deadline runs again."""
+        self._move(uid, GateEvent.STARVE)
+        self._starved += 1
+
+    def end(self, uid: str) -> None:
+        """The input is complete and all of it has been used."""
+        self._move(uid, GateEvent.END)
 
     def fail(self, uid: str) -> None:
         """The request cannot go on; it stays blocked until it is dropped."""
@@ -178,7 +216,8 @@ class Gate:
         waits = []
         for timer in self._deadlines.expired():
             record = self._records[timer.key]
-            waits.append(ExpiredWait(timer.key, record.edge, timer.waited_s, record.last_seq))
+            last = record.order.next_seq - 1
+            waits.append(ExpiredWait(timer.key, record.edge, timer.waited_s, last))
             self._move(timer.key, GateEvent.EXPIRE)
         self._expired += len(waits)
         return waits
@@ -195,13 +234,14 @@ class Gate:
         """Clock value at which the next wait expires, None if none can."""
         return self._deadlines.next_due()
 
-    def drop(self, uid: str) -> None:
-        """Forget a request in any state; unknown ones are ignored."""
+    def drop(self, uid: str) -> list[Ref]:
+        """Forget a request in any state; gives the refs that wait behind a gap. Unknown: none."""
         record = self._records.pop(uid, None)
-        if record is not None:
-            self._blocked -= record.blocked
-            self._idle -= record.idle
-            self._deadlines.clear(uid)
+        if record is None:
+            return []
+        self._blocked -= record.blocked
+        self._deadlines.clear(uid)
+        return list(record.order.ahead.values())
 
     def blocked(self, uid: str) -> bool:
         """True while the request must not be scheduled: it waits, or has ended or failed."""
@@ -218,11 +258,6 @@ class Gate:
         """How many requests are blocked."""
         return self._blocked
 
-    @property
-    def idle_count(self) -> int:
-        """How many wait with no fetch in flight: these are no unfinished work."""
-        return self._idle
-
     def __len__(self) -> int:
         return len(self._records)
 
@@ -233,55 +268,57 @@ class Gate:
         return GateStatistics(
             requests=len(self._records),
             blocked=self._blocked,
-            idle=self._idle,
             accepted=self._announced[Announcement.ACCEPTED],
             empty_ends=self._announced[Announcement.EMPTY_END],
             duplicates=self._announced[Announcement.DUPLICATE],
             late=self._announced[Announcement.LATE],
+            starved=self._starved,
             expired=self._expired,
         )
 
     def check_integrity(self) -> None:
         """Raise AssertionError if counters, records and deadlines disagree."""
-        records = self._records.values()
-        if self._blocked != sum(record.blocked for record in records):
+        if self._blocked != sum(record.blocked for record in self._records.values()):
             raise AssertionError("blocked requests are miscounted")
-        if self._idle != sum(record.idle for record in records):
-            raise AssertionError("idle requests are miscounted")
         self._deadlines.check_integrity()
-        if len(self._deadlines) != sum(r.state is GateState.WAITING for r in records):
-            raise AssertionError("a deadline runs without a wait")
-        for uid, record in self._records.items():
-            waits = record.state is GateState.WAITING
-            if waits != (uid in self._deadlines):
-                raise AssertionError(f"request {uid} waits without a deadline")
-            if record.fetching and not waits:
-                raise AssertionError(f"request {uid} fetches though it does not wait")
+        waiting = {u for u, r in self._records.items() if r.state is GateState.WAITING}
+        if len(self._deadlines) != len(waiting):
+            raise AssertionError("deadlines and waits differ in number")
+        if lost := [uid for uid in waiting if uid not in self._deadlines]:
+            raise AssertionError(f"request {lost[0]} waits without a deadline")
 
     @staticmethod
-    def _judge(record: _Record | None, ref: Ref) -> Announcement:
+    def _judge(record: _Record | None, ref: Ref) -> Announced:
+        late = Announced(Announcement.LATE)
         if record is None or ref.edge != record.edge or ref.epoch != record.epoch:
-            return Announcement.LATE
-        if record.state is GateState.FAILED:
-            return Announcement.LATE
-        if ref.seq <= record.last_seq:
-            return Announcement.DUPLICATE
-        if not record.idle:  # the one payload of a full edge has come already
-            return Announcement.LATE
-        # On a full edge a chunk without a payload is the end, marked or not: nothing else comes.
-        return Announcement.EMPTY_END if ref.empty else Announcement.ACCEPTED
+            return late
+        if record.state in (GateState.FAILED, GateState.ENDED):
+            return late
+        if not record.stream:
+            ref = msgspec.structs.replace(ref, end=True)  # marked or not: nothing else comes
+        match record.order.offer(ref):
+            case Verdict.LATE:
+                return late
+            case Verdict.DUPLICATE:
+                return Announced(Announcement.DUPLICATE)
+        beyond = tuple(record.order.beyond_end())
+        taken = tuple(record.order.take())
+        if ref.empty and ref.end and ref.seq == 0:
+            return Announced(Announcement.EMPTY_END, discard=beyond)
+        return Announced(Announcement.ACCEPTED, taken, beyond)
 
-    def _move(self, uid: str, event: GateEvent, *, fetching: bool = False) -> None:
+    def _move(self, uid: str, event: GateEvent) -> None:
         """Apply an event; the counters and the deadline follow the state."""
         record = self._records.get(uid)
         if record is None:
             raise IllegalMove(f"Request {uid}: {event.name} is not possible, it is not gated.")
-        state = move(TRANSITIONS, record.state, event, f"Request {uid}")
+        before = record.state
+        state = move(TRANSITIONS, before, event, f"Request {uid}")
         self._blocked -= record.blocked
-        self._idle -= record.idle
         record.state = state
-        record.fetching = fetching
+        record.opened |= state is GateState.READY
         self._blocked += record.blocked
-        self._idle += record.idle
-        if state is not GateState.WAITING:
+        if before is GateState.WAITING and state is not GateState.WAITING:
             self._deadlines.clear(uid)
+        elif state is GateState.WAITING and before is not GateState.WAITING:
+            self._deadlines.start(uid, record.timeout_s)

@@ -7,31 +7,42 @@ from typing import Any
 
 import msgspec
 
+from antiphon.core.budget import EdgeLimits
+
 Scalar = bool | int | float | str
 
 CONFIG_KEY = "antiphon"
 
 
 class OutEdge(msgspec.Struct, frozen=True):
-    """An edge that leaves the stage; `adapter` is "module:Class" of an OutputAdapterFactory."""
+    """An edge that leaves the stage; `adapter` is "module:Class" of an OutputAdapterFactory.
+
+    Without `stream`, what the adapter makes is held back until the request ends.
+    """
 
     name: str
     adapter: str
     options: dict[str, Scalar] = {}
+    stream: bool = False
+    limits: EdgeLimits = EdgeLimits()
 
 
 class InEdge(msgspec.Struct, frozen=True):
-    """An edge that ends at the stage; `adapter` is "module:Class" of an InputAdapter."""
+    """An edge that ends at the stage; `adapter` is "module:Class" of an InputAdapter.
+
+    With `stream`, chunks of one request arrive while its producer runs.
+    """
 
     name: str
     adapter: str
     options: dict[str, Scalar] = {}
+    stream: bool = False
 
 
 class ConnectorSpec(msgspec.Struct, frozen=True):
     """Which connector moves payloads, and the run that its names derive from."""
 
-    kind: str  # "inproc" | "shm"
+    kind: str  # "inproc" | "shm" | "module:Class"
     run: str  # random token of this run
     max_bytes: int = 1 << 30
 
@@ -44,6 +55,7 @@ class StageOptions(msgspec.Struct, frozen=True):
     inputs: tuple[InEdge, ...] = ()
     outputs: tuple[OutEdge, ...] = ()
     atomic_inputs: bool = False  # generation: an input over the token budget is an error
+    active_streams: int = 0  # generation: streams that are served at a time; 0: as many as fit
 
     def to_config(self) -> dict[str, Any]:
         """As an entry of vLLM's `additional_config`."""

@@ -12,8 +12,8 @@ scheduler.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from antiphon.core.moves import move
 from antiphon.errors import AdapterError, EmptyInputError, InputTooLongError
@@ -25,12 +25,14 @@ class PromptPlan:
 
     `token_ids` always has the prompt's full length; with `rows_local` the worker holds an embedding
     row for each position and the ids are placeholders. `salt` is the conditioning's hash for the
-    prefix cache (None: token ids say it all).
+    prefix cache (None: token ids say it all). `extra` reaches a generation stage's model in
+    `PoolingParams.extra_kwargs`.
     """
 
     token_ids: tuple[int, ...]
     rows_local: bool = False
     salt: str | None = None
+    extra: Mapping[str, bool | int | float | str] = field(default_factory=dict)
 
 
 class PromptState(enum.Enum):

@@ -17,20 +17,25 @@ Scalar = bool | int | float | str
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """The edges on which a request's outputs are wanted; sent to the worker once.
+    """The edges on which a request's outputs are wanted; sent to the worker once per epoch.
 
-    Epochs fence sessions.
+    Epochs number the segments of a session; `first` is the position of the first row that is wanted
+    of this one.
     """
 
     uid: str
     edges: tuple[str, ...]
     params: dict[str, Scalar]
     epoch: int = 0
+    first: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """A payload that has been announced for a waiting request: take it and plan the prompt."""
+    """A chunk that has been announced for a request: take it, in the order of the fetches.
+
+    A ref without a key is the end of a stream that has brought chunks before.
+    """
 
     uid: str  # the consuming request
     ref: Ref
@@ -39,7 +44,8 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A request left the scheduler after `num_tokens` accepted tokens, prompt included.
+    """A request, or a segment of a session, ended after `num_tokens` accepted tokens, prompt
+    included.
 
     `keep` is false for aborts and errors: what was collected is dropped.
     """
@@ -47,6 +53,7 @@ class Ended:
     uid: str
     keep: bool
     num_tokens: int = 0
+    epoch: int = 0
 
 
 @dataclass(slots=True)
@@ -57,6 +64,7 @@ class Accepted:
 
     token_ids: list[int]
     num_tokens: int  # prompt included
+    epoch: int = 0
 
 
 @dataclass(slots=True)
@@ -68,20 +76,34 @@ class StageWork:
     discards: list[str] = field(default_factory=list)  # connector keys that nobody will take
     tokens: dict[str, Accepted] = field(default_factory=dict)
     ended: list[Ended] = field(default_factory=list)
+    retry: bool = False  # try again to store what could not be stored
 
     def __bool__(self) -> bool:
-        return bool(self.tickets or self.fetches or self.discards or self.tokens or self.ended)
+        return self.retry or bool(
+            self.tickets or self.fetches or self.discards or self.tokens or self.ended
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A chunk that a fetch named is local to the worker now."""
+
+    uid: str  # the consuming request
+    key: str | None
+    last: bool  # nothing follows it
+    plan: PromptPlan | None = None  # ar: the prompt; generation: the next forward's input
+    rows: int = 0  # decode rows that it brought
 
 
 @dataclass(slots=True)
 class StageNews:
     """One step's answers."""
 
-    # (consuming uid, its prompt)
-    planned: list[tuple[str, PromptPlan]] = field(default_factory=list)
+    arrived: list[Arrived] = field(default_factory=list)
     refs: list[Ref] = field(default_factory=list)  # payloads that the connector now holds
     # (uid, why) of requests to end
     failed: list[tuple[str, ErrorInfo]] = field(default_factory=list)
+    retry_in_s: float | None = None  # something could not be stored: order a retry after this time
 
     def __bool__(self) -> bool:
-        return bool(self.planned or self.refs or self.failed)
+        return self.retry_in_s is not None or bool(self.arrived or self.refs or self.failed)

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from antiphon.core.continuity import Continuity
 from antiphon.env import parse_timeout
 from antiphon.errors import EmptyInputError, InvalidRequestError, SettingError
 from antiphon.orchestrator.sampling import check_sampling
@@ -115,6 +116,7 @@ class Timings:
     ttft_s: float | None = None  # to the first text; None without text
     ttfa_s: float | None = None  # to the first audio; None without audio
     audio_s: float = 0.0  # length of the audio
+    continuity: Continuity | None = None  # of playback from the first audio on; None without
     stages: dict[str, StageTiming] = field(default_factory=dict)
 
     @property
@@ -152,7 +154,7 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AudioChunk:
-    """Audio of one part of the answer; parts come in order."""
+    """The next audio of the answer; parts come in order, each in one chunk or several."""
 
     samples: Samples  # [n], -1 to 1
     sample_rate: int  # Hz

@@ -2,7 +2,9 @@
 
 Pure: commands leave through a callable, time comes from a callable. A *unit* is one request at one
 stage; after a `split` edge a request has one unit per part. Every unit on the path exists before
-its input does: consumers are submitted gated, one part ahead of what is known to come.
+its input does: consumers are submitted gated, one part ahead of what is known to come. Audio is
+handed out in the order of its parts: that of the first unfinished part as it comes, that of later
+ones when their turn has come.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
+from antiphon.core.continuity import ContinuityMeter
 from antiphon.errors import AdapterError, StageError, from_wire
 from antiphon.orchestrator.api import (
     AudioChunk,
@@ -27,10 +30,11 @@ from antiphon.orchestrator.api import (
 from antiphon.orchestrator.clients import Frames
 from antiphon.payload.ref import Ref
 from antiphon.pipeline.detokenize import Detokenizer
-from antiphon.pipeline.topology import Edge, Stage, Topology
-from antiphon.stage.messages import Command, Deliver, Discard, Output, Submit
+from antiphon.pipeline.topology import Edge, EdgeMode, Stage, Topology
+from antiphon.stage.messages import Command, Output, Submit
 
 Send = Callable[[str, Command], None]
+SendRef = Callable[[str, str, str, Ref], None]  # (producer, consumer, consuming uid, ref)
 _DTYPES = frozenset({"float32", "float16", "int16", "int32", "int64"})
 
 
@@ -40,12 +44,11 @@ class Unit:
 
     part: int
     input_s: float
-    input: tuple[str, str] | None = None  # (producing stage, key) of what was delivered
     first_s: float | None = None
     last_s: float | None = None
     tokens: int = 0
     finish: str | None = None
-    audio: Samples | None = None
+    audio: list[Samples] = field(default_factory=list)  # that is not its turn yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,7 @@ class Flow:
 
     plan: FlowPlan
     send: Send
+    deliver: SendRef
     clock: Callable[[], float]
     started_s: float = 0.0
     first_text_s: float | None = None
@@ -73,7 +77,9 @@ class Flow:
     text: list[str] = field(default_factory=list)
     units: dict[str, list[Unit]] = field(default_factory=dict)
     open_units: int = 0
-    audio_sent: int = 0  # parts whose audio has been handed out
+    audio: list[Samples] = field(default_factory=list)  # handed out
+    audio_part: int = 0  # whose turn it is
+    meter: ContinuityMeter = field(default_factory=ContinuityMeter)
 
     # --- start --------------------------------------------------------------------------------
 
@@ -129,24 +135,22 @@ class Flow:
         if edge is None:
             raise AdapterError(f"stage '{stage}' sent a payload on edge '{ref.edge}', not its own")
         if not edge.split:
-            if ref.seq > 0 or not ref.end:
+            if edge.mode is EdgeMode.FULL and (ref.seq > 0 or not ref.end):
                 raise AdapterError(f"edge '{edge.name}' carries one payload, its adapter made more")
             self._deliver(edge, part_of(ref.uid), ref)
             return
         if ref.seq != len(self.units[edge.consumer]) - 1:
             raise AdapterError(f"part {ref.seq} on edge '{edge.name}' came out of order")
-        self._deliver(edge, ref.seq, ref)
+        # To its consumer each part is a whole payload of its own.
+        self._deliver(edge, ref.seq, msgspec.structs.replace(ref, seq=0, end=True))
         if not ref.end:
             self._submit(self.plan.topology.stage(edge.consumer), [], edge)
 
     def _deliver(self, edge: Edge, part: int, ref: Ref) -> None:
         unit = self._unit(edge.consumer, part)
-        unit.input_s = self.clock()
-        if ref.key is not None:
-            unit.input = (edge.producer, ref.key)
-        # To its consumer each part is a whole payload of its own.
-        whole = msgspec.structs.replace(ref, seq=0, end=True)
-        self.send(edge.consumer, Deliver([(self._uid(part), whole)]))
+        if ref.seq == 0:
+            unit.input_s = self.clock()
+        self.deliver(edge.producer, edge.consumer, self._uid(part), ref)
 
     def _unit(self, stage: str, part: int) -> Unit:
         units = self.units.get(stage, [])
@@ -169,8 +173,11 @@ class Flow:
                 events += self._on_text(output.token_ids, now)
         if output.tensor is not None:
             unit.first_s = now if unit.first_s is None else unit.first_s
-            unit.audio = _samples(output, frames)
-            unit.tokens += unit.audio.size
+            samples = _samples(output, frames)
+            unit.tokens += samples.size
+            if modality == "audio" and samples.size:
+                unit.audio.append(samples)
+                events += self._hand_out_audio(stage, now)
         if output.finish is not None and unit.finish is None:
             events += self._on_finish(stage, unit, output.finish, now)
         return events
@@ -194,14 +201,25 @@ class Flow:
         self.open_units -= 1
         if self.plan.topology.stage(stage).output != "audio":
             return []
+        return self._hand_out_audio(stage, now)
+
+    def _hand_out_audio(self, stage: str, now: float) -> list[OmniEvent]:
+        """What may be heard now: the part whose turn it is, and those behind it that follow."""
         events: list[OmniEvent] = []
+        rate = self.plan.topology.sample_rate
         parts = self.units[stage]
-        while self.audio_sent < len(parts) and parts[self.audio_sent].finish is not None:
-            audio = parts[self.audio_sent].audio
-            if audio is not None and "audio" in self.plan.request.modalities:
-                self.first_audio_s = now if self.first_audio_s is None else self.first_audio_s
-                events.append(AudioChunk(audio, self.plan.topology.sample_rate, self.audio_sent))
-            self.audio_sent += 1
+        while self.audio_part < len(parts):
+            unit = parts[self.audio_part]
+            if "audio" in self.plan.request.modalities:
+                for samples in unit.audio:
+                    self.first_audio_s = now if self.first_audio_s is None else self.first_audio_s
+                    self.meter.add(now - self.started_s, samples.size / rate)
+                    events.append(AudioChunk(samples, rate, self.audio_part))
+                self.audio += unit.audio
+            unit.audio = []
+            if unit.finish is None:
+                break
+            self.audio_part += 1
         return events
 
     # --- end ----------------------------------------------------------------------------------
@@ -215,28 +233,9 @@ class Flow:
         """All units by stage."""
         return {s: [self._uid(u.part) for u in units] for s, units in self.units.items()}
 
-    def drop(self, stage: str, ref: Ref) -> None:
-        """A payload arrived for a request that is ending: nobody will take it."""
-        if ref.key is not None:
-            self.send(stage, Discard([ref.key]))
-
-    def release_inputs(self, stage: str) -> None:
-        """`stage` is gone: what was delivered to it may still lie where its producer stored it."""
-        for unit in self.units.get(stage, []):
-            if unit.input is not None and unit.finish is None:
-                producer, key = unit.input
-                self.send(producer, Discard([key]))
-
     def reply(self, finish_reason: str | None = None) -> Reply:
         """What there is, so far or at last."""
-        chunks = [
-            unit.audio
-            for stage in self.plan.path
-            if stage.output == "audio" and "audio" in self.plan.request.modalities
-            for unit in self.units.get(stage.name, [])[: self.audio_sent]
-            if unit.audio is not None
-        ]
-        audio = np.concatenate(chunks) if chunks else None
+        audio = np.concatenate(self.audio) if self.audio else None
         return Reply(
             text="".join(self.text),
             audio=audio,
@@ -260,6 +259,7 @@ class Flow:
             ttft_s=since_start(self.first_text_s),
             ttfa_s=since_start(self.first_audio_s),
             audio_s=num_samples / self.plan.topology.sample_rate,
+            continuity=self.meter.report() if num_samples else None,
             stages={name: _stage_timing(units) for name, units in self.units.items()},
         )
 

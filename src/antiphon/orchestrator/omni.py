@@ -27,6 +27,7 @@ from antiphon.orchestrator.router import LiveRequest, Router
 from antiphon.orchestrator.stages import StageSet
 from antiphon.orchestrator.tasks import Progress, in_thread, to_the_end
 from antiphon.pipeline.defaults import fill_defaults
+from antiphon.pipeline.deployed import deployed
 from antiphon.pipeline.deployment import Deployment, load_deployment
 from antiphon.pipeline.registry import load_pipeline
 from antiphon.pipeline.topology import Topology
@@ -61,6 +62,7 @@ class AsyncOmni:
         if in_process is not None:
             given = msgspec.structs.replace(given, in_process=in_process)
         self.deployment = fill_defaults(self.topology, given)
+        self.topology = deployed(self.topology, self.deployment)
         self._entries = entries
         self._modalities = modalities
         self._on_progress = on_progress or (lambda stage, phase: None)

@@ -25,7 +25,17 @@ from antiphon.orchestrator.api import Finished, OmniEvent, OmniRequest
 from antiphon.orchestrator.clients import Frames, StageClient
 from antiphon.orchestrator.flow import Flow, FlowPlan, root_of
 from antiphon.payload.ref import Ref
-from antiphon.stage.messages import Abort, Aborted, Command, Discard, Event, Output, Step
+from antiphon.stage.messages import (
+    Abort,
+    Aborted,
+    Command,
+    Deliver,
+    Discard,
+    Event,
+    Output,
+    Step,
+    Used,
+)
 
 
 class Phase(enum.Enum):
@@ -65,6 +75,8 @@ class Router:
         self._labels: dict[str, LiveRequest] = {}
         self._aborts: dict[int, LiveRequest] = {}
         self._gone: dict[str, AntiphonError] = {}
+        self._under_way: dict[str, dict[str, str]] = {}  # consumer: key of a chunk: its producer
+        self._outgoing: dict[str, list[tuple[str, Ref]]] = {}  # of the step in hand, by consumer
         self._numbers = itertools.count()
         self._run = secrets.token_hex(4)
         self.late_outputs = 0
@@ -90,7 +102,8 @@ class Router:
             raise DuplicateRequestError(f"request '{label}' is still running; choose another id")
         for stage in plan.path:
             self.require(stage.name)
-        live = LiveRequest(label, Flow(plan, self._send, self._clock), asyncio.Queue())
+        flow = Flow(plan, self._send, self._deliver, self._clock)
+        live = LiveRequest(label, flow, asyncio.Queue())
         live.flow.start(prompts)
         self._live[plan.uid] = live
         if label is not None:
@@ -147,10 +160,13 @@ class Router:
         """What a stage reported."""
         match event:
             case Step():
+                for edge, keys in event.used.items():
+                    self._on_used(stage, edge, keys)
                 for output in event.outputs:
                     self._on_output(stage, output, frames)
                 for ref in event.refs:
                     self._on_ref(stage, ref)
+                self._flush()
             case Aborted():
                 self._on_aborted(stage, event)
             case _:
@@ -159,9 +175,10 @@ class Router:
     def on_gone(self, stage: str, why: AntiphonError) -> None:
         """A stage's process has ended: requests bound to it fail, the others go on."""
         self._gone[stage] = why
+        for key, producer in self._under_way.pop(stage, {}).items():
+            self._send(producer, Discard([key]))  # it may still lie where it was stored
         for live in list(self._live.values()):
             if stage in live.flow.units:
-                live.flow.release_inputs(stage)
                 self._end(live, type(why)(str(why)))  # each caller raises one of its own
                 self._acknowledged(live, stage)
 
@@ -182,14 +199,25 @@ class Router:
     def _on_ref(self, stage: str, ref: Ref) -> None:
         live = self._live.get(root_of(ref.uid))
         if live is None or live.phase is not Phase.RUNNING:
-            if ref.key is not None:
-                self._send(stage, Discard([ref.key]))
+            self._drop(stage, ref)
             return
         try:
             live.flow.on_ref(stage, ref)
         except AntiphonError as error:
-            live.flow.drop(stage, ref)
+            self._drop(stage, ref)
             self._end(live, error)
+
+    def _drop(self, stage: str, ref: Ref) -> None:
+        """A chunk of a request that is ending: nobody will take it."""
+        if ref.key is not None:
+            self._send(stage, Discard([ref.key]))
+
+    def _on_used(self, stage: str, edge: str, keys: list[str]) -> None:
+        """`stage` needs these chunks no more: their producer has room for others."""
+        delivered = self._under_way.get(stage, {})
+        known = [(delivered.pop(key), key) for key in keys if key in delivered]
+        for producer in dict.fromkeys(producer for producer, _ in known):
+            self._send(producer, Used(edge, [key for p, key in known if p == producer]))
 
     def _on_aborted(self, stage: str, event: Aborted) -> None:
         live = self._aborts.get(event.token)
@@ -237,6 +265,20 @@ class Router:
             live.timer.cancel()
         live.events.put_nowait(outcome)
         live.ended.set()
+
+    def _deliver(self, producer: str, consumer: str, uid: str, ref: Ref) -> None:
+        """Forward a ref; those of one step travel in one message per consumer."""
+        if ref.key is not None:
+            if consumer in self._gone:
+                self._send(producer, Discard([ref.key]))
+                return
+            self._under_way.setdefault(consumer, {})[ref.key] = producer
+        self._outgoing.setdefault(consumer, []).append((uid, ref))
+
+    def _flush(self) -> None:
+        outgoing, self._outgoing = self._outgoing, {}
+        for stage, items in outgoing.items():
+            self._send(stage, Deliver(items))
 
     def _send(self, stage: str, command: Command) -> None:
         if stage not in self._gone:

@@ -18,11 +18,14 @@ from antiphon.payload.types import Payload, Scalar
 
 @dataclass(frozen=True, slots=True)
 class OutputNeeds:
-    """What an output adapter wants to be given; resolved once at load."""
+    """What an output adapter wants to be given; resolved once at load.
+
+    Hidden states serve logits and sampling whether or not they are wanted here.
+    """
 
     include_hidden: bool = False  # rows of the last hidden states, [n, hidden]
     side_outputs: tuple[str, ...] = ()  # names of side outputs that the model produces
-    token_updates: bool = False  # accepted token ids, in order, also on steps without tensors
+    requires_token_updates: bool = False  # accepted ids, in order, also on steps without tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +35,8 @@ class StageContext:
     stage: str
     edge: str
     model: str  # path of the stage's checkpoint
-    options: Mapping[str, Scalar]  # the edge's options from the topology
+    options: Mapping[str, Scalar]  # the edge's options
+    stream: bool = False  # whether payloads leave while the request runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +53,11 @@ class StepRows:
 
 
 class OutputAdapter(Protocol):
-    """Turns what one request produced into payloads. One object per request and edge."""
+    """Turns what one request produced into payloads. One object per request, edge and epoch.
+
+    On a stream edge payloads leave at once, each a chunk; on a full edge they are kept until the
+    request ends.
+    """
 
     def on_tokens(self, token_ids: Sequence[int]) -> Sequence[Payload]:
         """Accepted tokens of a step, each exactly once and in order."""
@@ -75,20 +83,37 @@ class OutputAdapterFactory(Protocol):
     def open(self, uid: str, params: Mapping[str, Scalar]) -> OutputAdapter: ...
 
 
-class InputAdapter(Protocol):
-    """Turns an arrived payload into the prompt of the request that waited. One per stage and edge.
+@dataclass(frozen=True, slots=True)
+class Input:
+    """What a chunk became. Nothing at all: the adapter has absorbed it and waits for more.
 
-    Named in the topology as "module:Class"; made with the `StageContext`.
+    An `ar` request is given one `plan`, its prompt, and on a stream edge `rows`: output token r is
+    computed with row r. A generation request is given one plan per forward.
     """
 
-    def plan(self, uid: str, payload: Payload, params: Mapping[str, Scalar]) -> PromptPlan:
-        """The prompt as numbers for the scheduler."""
+    plan: PromptPlan | None = None
+    prompt_rows: torch.Tensor | None = None  # [num_tokens, width], with `plan.rows_local`
+    rows: torch.Tensor | None = None  # [n, width], behind those that came before
+    padding: torch.Tensor | None = None  # [width], for steps past the last row, with the end
+
+
+class InputAdapter(Protocol):
+    """Turns the chunks of one request into its prompt and conditioning, in order."""
+
+    def on_payload(self, payload: Payload, *, last: bool) -> Input:
+        """One chunk; a full edge has one, which is the last."""
+        ...
+
+    def on_end(self) -> Input:
+        """The stream has ended with an empty chunk, after others.
+
+        A generation adapter whose model owes a last output plans its forward here; without a plan
+        the request ends.
+        """
         ...
 
 
-class RowInputAdapter(InputAdapter, Protocol):
-    """An input adapter whose prompts are embedding rows (`PromptPlan.rows_local`)."""
+class InputAdapterFactory(Protocol):
+    """One per stage and edge: `factory(context)`, named in the topology as "module:Class"."""
 
-    def take_rows(self, uid: str) -> torch.Tensor:
-        """The rows of the prompt just planned, [num_tokens, width]; they stay in the worker."""
-        ...
+    def open(self, uid: str, params: Mapping[str, Scalar]) -> InputAdapter: ...

@@ -1,7 +1,8 @@
 """The deployment with every default filled in: the resolved form that `--print-config` shows.
 
 For each field of a stage the deployment wins, then what the topology's `engine` says, then the
-default for the device. A filled deployment is filled already: filling it again changes nothing.
+default for the device; for an edge the deployment, then the topology, then `EdgeLimits`. A filled
+deployment is filled already: filling it again changes nothing.
 """
 
 from __future__ import annotations
@@ -14,18 +15,20 @@ import msgspec
 
 from antiphon import env
 from antiphon.errors import DeploymentError
+from antiphon.pipeline.deployed import deployed, edge_limits
 from antiphon.pipeline.deployment import (
     OWN_FIELD,
     Deployment,
     Device,
+    EdgeDeployment,
     StageDeployment,
 )
-from antiphon.pipeline.topology import Stage, StageKind, Topology
+from antiphon.pipeline.topology import Edge, Stage, StageKind, Topology
 
 _MIB = 1 << 20
 
 # Fields whose default does not depend on the device.
-_COMMON: dict[str, Any] = {"dtype": "auto", "seed": 0}
+_COMMON: dict[str, Any] = {"dtype": "auto", "seed": 0, "active_streams": 0}
 _BY_DEVICE: dict[str, dict[str, Any]] = {
     "cpu": {
         "max_num_seqs": 8,
@@ -65,7 +68,7 @@ def fill_defaults(
     `device` is what "auto" means; None detects it. Raises DeploymentError for a deployment that
     does not fit the topology, SettingError for a wrong environment variable.
     """
-    deployment.check_stages(topology)
+    deployment.check_names(topology)
     timeout = env.input_wait_timeout_s()
     auto = detect_device() if device is None else device
     connector = deployment.connector
@@ -78,12 +81,20 @@ def fill_defaults(
             stages[stage.name] = _fill_stage(stage, given, auto, timeout)
         except DeploymentError as error:
             raise DeploymentError(f"stages.{stage.name}.{error}") from None
+    edges = deployed(topology, deployment).edges
     return msgspec.structs.replace(
         deployment,
         connector=connector,
         log_level=deployment.log_level or env.log_level(),
         stages=stages,
+        edges={edge.name: _fill_edge(edge, deployment) for edge in edges},
     )
+
+
+def _fill_edge(edge: Edge, deployment: Deployment) -> EdgeDeployment:
+    """`edge` is the deployed one."""
+    limits = msgspec.structs.asdict(edge_limits(deployment, edge.name))
+    return EdgeDeployment(mode=edge.mode.value, options=dict(edge.options), **limits)
 
 
 def _fill_stage(
@@ -95,6 +106,11 @@ def _fill_stage(
         raise DeploymentError(
             f"async_scheduling: stage {stage.name} is a {stage.kind} stage on {device}, and only"
             " ar stages on cuda can overlap steps; remove it"
+        )
+    if given.active_streams and stage.kind is not StageKind.GENERATION:
+        raise DeploymentError(
+            f"active_streams: stage {stage.name} is an {stage.kind} stage, and only generation"
+            " stages take turns between streams; remove it"
         )
     defaults = {
         **_COMMON,

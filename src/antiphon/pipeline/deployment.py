@@ -6,20 +6,22 @@ and a default that suits the device after it.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import msgspec
 import msgspec.yaml
 
+from antiphon.core.options import Scalar
 from antiphon.env import LogLevel, parse_timeout
 from antiphon.errors import DeploymentError, SettingError
 from antiphon.pipeline.suggest import did_you_mean
-from antiphon.pipeline.topology import Topology
+from antiphon.pipeline.topology import Edge, Topology
+from antiphon.pipeline.values import is_target, parse_bytes, scalar_type
 
 Device = Literal["auto", "cpu", "cuda"]
-ConnectorKind = Literal["auto", "inproc", "shm"]
+Mode = Literal["full", "stream"]
+CONNECTORS = ("auto", "inproc", "shm")
 
 # vLLM arguments that have a field of their own, or that Antiphon sets itself.
 OWN_FIELD = {
@@ -32,25 +34,6 @@ OWN_FIELD = {
     "seed": "seed",
 }
 RESERVED = frozenset({"model", "scheduler_cls", "worker_cls", "additional_config"})
-
-_UNITS = {"": 1, "B": 1}
-_UNITS |= {f"{letter}B": 1000**power for power, letter in enumerate("KMGT", 1)}
-_UNITS |= {f"{letter}IB": 1024**power for power, letter in enumerate("KMGT", 1)}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
-
-
-def parse_bytes(size: int | str) -> int:
-    """Bytes of 67108864, "64MiB" or "0.5 GB". Raises ValueError, saying what to write."""
-    if isinstance(size, int):
-        count = size
-    else:
-        match = _SIZE.fullmatch(size.strip())
-        if match is None or match[2].upper() not in _UNITS:
-            raise ValueError(f"{size!r} is not a size; write bytes, or a number with MiB or GiB")
-        count = int(float(match[1]) * _UNITS[match[2].upper()])
-    if count <= 0:
-        raise ValueError(f"{size!r} is not a size; it has to be positive")
-    return count
 
 
 class StageDeployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -86,6 +69,9 @@ class StageDeployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     async_scheduling: bool | None = None
     """Schedule the next step while the device computes; CUDA and ar stages only."""
 
+    active_streams: int | None = None
+    """Streams that are served at a time; generation stages only. 0, the default: all that fit."""
+
     seed: int | None = None
     """Seed of the stage's sampling."""
 
@@ -93,14 +79,13 @@ class StageDeployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """Further vLLM EngineArgs, by vLLM's names."""
 
     def __post_init__(self) -> None:
-        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "threads"):
-            value = msgspec.structs.asdict(self)[name]
-            if value is not None and value <= 0:
-                raise DeploymentError(f"{name}: {value} is not positive; give at least 1")
+        _check_counts(self, "max_model_len", "max_num_seqs", "max_num_batched_tokens", "threads")
+        if self.active_streams is not None and self.active_streams < 0:
+            raise DeploymentError(
+                f"active_streams: {self.active_streams} is negative; give 0 for all that fit"
+            )
         _check_timeout("input_wait_timeout_s", self.input_wait_timeout_s)
-        if self.kv_cache_bytes is not None:
-            size = _checked_bytes("kv_cache_bytes", self.kv_cache_bytes)
-            msgspec.structs.force_setattr(self, "kv_cache_bytes", size)
+        _count_bytes(self, "kv_cache_bytes")
         for name in self.engine_args:
             if name in RESERVED:
                 raise DeploymentError(f"engine_args.{name}: Antiphon sets this itself; remove it")
@@ -111,14 +96,67 @@ class StageDeployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
                 )
 
 
+class EdgeDeployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How one edge carries payloads. Raises DeploymentError, starting with the field's name."""
+
+    mode: Mode | None = None
+    """full: payloads cross when the producer finishes; stream: while it runs.
+
+    None is the topology's word.
+    """
+
+    request_chunks: int | None = None
+    """Chunks of one request that may be sent and not used up yet; then its producer waits.
+
+    None is 64.
+    """
+
+    request_bytes: int | str | None = None
+    """The same in bytes, or as text such as 8MiB. None is 16MiB."""
+
+    total_chunks: int | None = None
+    """Chunks of all requests together; then those wait that have one under way themselves.
+
+    None is 1024.
+    """
+
+    total_bytes: int | str | None = None
+    """The same in bytes, or as text such as 64MiB. None is 128MiB."""
+
+    options: dict[str, Scalar] = {}
+    """Options of the edge's adapters, in place of the topology's: numbers, texts, truth values."""
+
+    def __post_init__(self) -> None:
+        _check_counts(self, "request_chunks", "total_chunks")
+        _count_bytes(self, "request_bytes", "total_bytes")
+
+    def check_options(self, edge: Edge) -> None:
+        """Raise DeploymentError for an option that the topology's edge lacks, or of another type.
+
+        A whole number is accepted where the topology has a fraction.
+        """
+        for key, value in self.options.items():
+            if key not in edge.options:
+                hint = did_you_mean(key, edge.options) or "; it has none"
+                raise DeploymentError(f"options.{key}: edge {edge.name} has no such option{hint}")
+            declared, given = scalar_type(edge.options[key]), scalar_type(value)
+            if given is not declared and (declared, given) != (float, int):
+                raise DeploymentError(
+                    f"options.{key}: expected {declared.__name__}, got {given.__name__}"
+                )
+
+
 class Deployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """How a pipeline runs. Raises DeploymentError, starting with the field's name."""
 
     pipeline: str = "voice"
     """Name of the pipeline that this deployment is for."""
 
-    connector: ConnectorKind = "auto"
-    """What moves payloads: inproc within one process, shm (shared memory) between processes."""
+    connector: str = "auto"
+    """What moves payloads: inproc within one process, shm (shared memory) between processes.
+
+    auto chooses between the two. A class of another package is named as package.module:Class.
+    """
 
     connector_bytes: int | str = "256MiB"
     """Most bytes of payloads that may be under way at once: bytes, or text such as 256MiB."""
@@ -139,28 +177,47 @@ class Deployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     stages: dict[str, StageDeployment] = {}
     """Settings per stage, by the stage's name in the topology."""
 
+    edges: dict[str, EdgeDeployment] = {}
+    """Settings per edge, by the edge's name in the topology."""
+
     def __post_init__(self) -> None:
-        size = _checked_bytes("connector_bytes", self.connector_bytes)
-        msgspec.structs.force_setattr(self, "connector_bytes", size)
+        _count_bytes(self, "connector_bytes")
         _check_timeout("start_timeout_s", self.start_timeout_s)
+        if self.connector not in CONNECTORS and not is_target(self.connector):
+            raise DeploymentError(
+                f"connector: {self.connector!r} is neither a connector nor a class written as"
+                f" package.module:Class{did_you_mean(self.connector, CONNECTORS)}"
+            )
         if self.in_process and self.connector == "shm":
             raise DeploymentError("connector: shm is for stages in processes; use inproc or auto")
         if not self.in_process and self.connector == "inproc":
             raise DeploymentError("connector: inproc needs in_process: true; use shm or auto")
 
-    def check_stages(self, topology: Topology) -> None:
-        """Raise DeploymentError if this is for another pipeline or names a stage it lacks."""
-        for name in self.stages:
-            if name not in topology.stage_names:
-                raise DeploymentError(
-                    f"stages.{name}: pipeline {topology.name} has no such stage"
-                    f"{did_you_mean(name, topology.stage_names)}"
-                )
+    def check_names(self, topology: Topology) -> None:
+        """Raise DeploymentError if this is for another pipeline, or names what it lacks."""
+        edges = tuple(edge.name for edge in topology.edges)
+        for what, given, known in (
+            ("stage", tuple(self.stages), topology.stage_names),
+            ("edge", tuple(self.edges), edges),
+        ):
+            for name in given:
+                if name not in known:
+                    raise DeploymentError(
+                        f"{what}s.{name}: pipeline {topology.name} has no such {what}"
+                        f"{did_you_mean(name, known)}"
+                    )
         if self.pipeline != topology.name:
             raise DeploymentError(
                 f"pipeline: this deployment is for {self.pipeline}, not for {topology.name};"
                 " correct one of the two"
             )
+
+
+def _check_counts(struct: msgspec.Struct, *names: str) -> None:
+    for name in names:
+        value = msgspec.structs.asdict(struct)[name]
+        if value is not None and value <= 0:
+            raise DeploymentError(f"{name}: {value} is not positive; give at least 1")
 
 
 def _check_timeout(name: str, seconds: float | None) -> None:
@@ -172,11 +229,16 @@ def _check_timeout(name: str, seconds: float | None) -> None:
         raise DeploymentError(str(error)) from None
 
 
-def _checked_bytes(name: str, size: int | str) -> int:
-    try:
-        return parse_bytes(size)
-    except ValueError as error:
-        raise DeploymentError(f"{name}: {error}") from None
+def _count_bytes(struct: msgspec.Struct, *names: str) -> None:
+    """Replace sizes that are text by their number of bytes, while `struct` is being made."""
+    for name in names:
+        size = msgspec.structs.asdict(struct)[name]
+        if size is None:
+            continue
+        try:
+            msgspec.structs.force_setattr(struct, name, parse_bytes(size))
+        except ValueError as error:
+            raise DeploymentError(f"{name}: {error}") from None
 
 
 def load_deployment(path: str | Path) -> Deployment:
@@ -200,17 +262,21 @@ def parse_deployment(data: object) -> Deployment:
     """A deployment from plain data. Raises DeploymentError, starting with the key's path."""
     if not isinstance(data, dict):
         raise DeploymentError(f"expected keys and values, got {type(data).__name__}")
-    raw_stages = data.get("stages", {})
-    if not isinstance(raw_stages, dict):
-        raise DeploymentError(f"stages: expected stage names, got {type(raw_stages).__name__}")
-    stages = {
-        str(name): _convert(value, StageDeployment, f"stages.{name}.")
-        for name, value in raw_stages.items()
-    }
-    return _convert({**data, "stages": stages}, Deployment, "")
+    stages = _convert_each(data, "stages", StageDeployment)
+    edges = _convert_each(data, "edges", EdgeDeployment)
+    return _convert({**data, "stages": stages, "edges": edges}, Deployment, "")
 
 
-S = TypeVar("S", StageDeployment, Deployment)
+S = TypeVar("S", StageDeployment, EdgeDeployment, Deployment)
+
+
+def _convert_each(data: dict[Any, Any], key: str, struct: type[S]) -> dict[str, S]:
+    """The structs by name under `key`."""
+    raw = data.get(key, {})
+    if not isinstance(raw, dict):
+        what = key.removesuffix("s")
+        raise DeploymentError(f"{key}: expected {what} names, got {type(raw).__name__}")
+    return {str(name): _convert(value, struct, f"{key}.{name}.") for name, value in raw.items()}
 
 
 def _convert(data: object, struct: type[S], path: str) -> S:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import get_args
 
 from antiphon.pipeline import deployment
-from antiphon.pipeline.deployment import Deployment, StageDeployment
+from antiphon.pipeline.deployment import Deployment, EdgeDeployment, StageDeployment
 
 _HEAD = """\
 # Deployment
@@ -28,6 +28,9 @@ stages:
     kv_cache_bytes: 128MiB
   talker:
     input_wait_timeout_s: 30
+edges:
+  codes:
+    mode: full
 ```
 
 ```sh
@@ -45,6 +48,7 @@ def render() -> str:
             _HEAD,
             _table("Keys", Deployment),
             _table("Keys of a stage, under `stages.NAME`", StageDeployment),
+            _table("Keys of an edge, under `edges.NAME`", EdgeDeployment),
         ]
     )
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from antiphon.pipeline.topology import Edge, Stage, Topology
+from antiphon.pipeline.topology import Edge, EdgeMode, Stage, Topology
+
+_LINE = {EdgeMode.FULL: "─", EdgeMode.STREAM: "~"}
 
 
 def summary(topology: Topology) -> str:
@@ -35,7 +37,7 @@ def _draw_stage(topology: Topology, stage: Stage) -> list[str]:
         last = edge is edges[-1]
         below = [*_draw_edge(edge), *_draw_stage(topology, topology.stage(edge.consumer))]
         lines.append("│")
-        lines.append(f"{'└' if last else '├'}─ {below[0]}")
+        lines.append(f"{'└' if last else '├'}{_LINE[edge.mode]} {below[0]}")
         lines += [f"{' ' if last else '│'}  {line}".rstrip() for line in below[1:]]
     return [line.rstrip() for line in lines]
 

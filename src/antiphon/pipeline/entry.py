@@ -4,7 +4,7 @@ imported here.
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
 
@@ -31,5 +31,18 @@ class EntryAdapter(Protocol):
 
         Raises EmptyInputError if there is nothing to answer or to speak, InputTooLongError if it
         does not fit the model's length.
+        """
+        ...
+
+
+@runtime_checkable
+class SessionEntryAdapter(EntryAdapter, Protocol):
+    """An adapter whose conversations can go on where an answer ended."""
+
+    def continuation(self, text: str) -> list[int]:
+        """Token ids that follow an answer when the caller says `text` next.
+
+        The answer's last sampled token is not part of the model's history (vLLM discards it), so
+        the ids begin by closing the answer. Raises EmptyInputError if there is nothing to answer.
         """
         ...

@@ -3,8 +3,9 @@
 Frozen, and validated at construction. Names in "module:attribute" form are resolved where they are
 needed, never here, so that listing pipelines imports no model code.
 
-This version of the runtime runs `full` edges and stages with one incoming edge; a topology that
-asks for more is rejected here and not when a request needs it.
+Edges are `full` or `stream`, and an operator may run one in the other mode (`deployed`). A stage
+has one incoming edge at most; a topology that asks for more is rejected here and not when a request
+needs it.
 """
 
 from __future__ import annotations
@@ -15,13 +16,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from antiphon.core.options import Scalar
 from antiphon.errors import InvalidRequestError, TopologyError
 from antiphon.pipeline.suggest import did_you_mean
-
-Scalar = bool | int | float | str
+from antiphon.pipeline.values import is_plain, is_target
 
 _NAME = re.compile(r"[a-z0-9_-]+")
-_TARGET = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
 class StageKind(enum.StrEnum):
@@ -32,7 +32,7 @@ class StageKind(enum.StrEnum):
 
 
 class EdgeMode(enum.StrEnum):
-    """`full`: one payload when the producer finishes. `stream`: chunks while it runs."""
+    """`full`: payloads cross when the producer finishes. `stream`: while it runs."""
 
     FULL = "full"
     STREAM = "stream"
@@ -62,7 +62,10 @@ class Stage:
 class Edge:
     """Producer to consumer.
 
-    With `split` each payload of the producer is a part with a consumer request of its own.
+    Without `split` a full edge carries one payload, and the chunks of a stream edge go to one
+    consumer request that runs meanwhile. With `split`, in either mode, each payload is a part with
+    a consumer request of its own. `options` are the adapters' own; an operator may change the
+    values of those that are declared here.
     """
 
     name: str
@@ -208,7 +211,7 @@ def _check_names(topology: Topology) -> None:
 
 
 def _check_target(owner: str, role: str, target: str) -> None:
-    if not _TARGET.fullmatch(target):
+    if not is_target(target):
         raise TopologyError(
             f"{role} of {owner} is {target!r}; write it as 'package.module:attribute'"
         )
@@ -218,7 +221,7 @@ def _check_stage(stage: Stage) -> None:
     _check_target(f"stage {stage.name}", "model", stage.model)
     for what, values in (("engine argument", stage.engine), ("sampling", stage.sampling)):
         for key, value in values.items():
-            if not _is_plain(value):
+            if not is_plain(value):
                 raise TopologyError(
                     f"{what} {key!r} of stage {stage.name} is a {type(value).__name__}, which"
                     " cannot cross a process boundary; use plain data, and a 'module:attribute'"
@@ -234,14 +237,6 @@ def _check_stage(stage: Stage) -> None:
         )
 
 
-def _is_plain(value: object) -> bool:
-    if isinstance(value, list | tuple):
-        return all(_is_plain(item) for item in value)
-    if isinstance(value, Mapping):
-        return all(isinstance(k, str) and _is_plain(item) for k, item in value.items())
-    return value is None or isinstance(value, Scalar)
-
-
 def _check_edge(topology: Topology, edge: Edge) -> None:
     owner = f"edge {edge.name}"
     for role, stage in (("producer", edge.producer), ("consumer", edge.consumer)):
@@ -252,13 +247,12 @@ def _check_edge(topology: Topology, edge: Edge) -> None:
             )
     _check_target(owner, "output_adapter", edge.output_adapter)
     _check_target(owner, "input_adapter", edge.input_adapter)
-    if edge.split and edge.mode is not EdgeMode.FULL:
-        raise TopologyError(f"{owner} splits a stream; split works on full edges only")
-    if edge.mode is not EdgeMode.FULL:
-        raise TopologyError(
-            f"{owner} is a stream edge, and this version runs full edges only;"
-            " declare it with EdgeMode.FULL"
-        )
+    for key, value in edge.options.items():
+        if not isinstance(value, Scalar):
+            raise TopologyError(
+                f"option {key!r} of {owner} is a {type(value).__name__}; use a number, a text or a"
+                " truth value"
+            )
 
 
 def _check_entry(topology: Topology, entry: Entry) -> None:

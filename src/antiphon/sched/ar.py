@@ -5,15 +5,142 @@ Upstream's rule applies: async scheduling needs an AsyncScheduler.
 
 from __future__ import annotations
 
+from typing import Any
+
+from vllm import SamplingParams
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import FinishReason
+from vllm.v1.request import Request, RequestStatus
 
+from antiphon.core.prompt_plan import PromptPlan, UpdateKind, salt_for, update_prompt
+from antiphon.errors import AntiphonError, InvalidRequestError
+from antiphon.sched.coordinator import Arrival
 from antiphon.sched.mixin import StageSchedulerMixin
+from antiphon.sched.sessions import Session, SessionUpdate
+from antiphon.upstream.prompt import enqueue_in_place, renew_prompt, replace_prompt
+from antiphon.upstream.queues import dequeue
+
+INTERRUPTED = "interrupt"  # why a segment ended, beside upstream's reasons
 
 
-class ARScheduler(StageSchedulerMixin, Scheduler):
+class ARMixin(StageSchedulerMixin):
+    """What sampling stages add: prompts planned once, and sessions."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._sessions: dict[str, Session] = {}
+
+    def _begin(self, uid: str, arrival: Arrival, plan: PromptPlan | None) -> None:
+        request = self.requests[uid]
+        assert plan is not None  # noqa: S101  an ar request is begun by its plan
+        if (error := self._plan_error(request, plan)) is not None:
+            self.fail_requests([uid], error)
+            return
+        # Blocks of a stream's own tokens depend on its rows, which no key knows.
+        salt = uid if self.coordinator.is_stream(uid) else salt_for(plan, uid)
+        replace_prompt(request, plan.token_ids, salt)
+        self.coordinator.planned(uid, plan)
+        self.parking.forget(uid)
+        enqueue_in_place(self.waiting, request)
+
+    # --- sessions -----------------------------------------------------------------------------
+
+    def open_session(self, uid: str, epoch: int) -> None:
+        """The request, which has just been added as resumable, is the session's first segment."""
+        self._sessions[uid] = Session(epoch)
+
+    def update_session(self, uid: str, update: SessionUpdate) -> None:
+        """New input for a session: at once if it rests or is replaced, else after its segment.
+
+        Raises InvalidRequestError if there is no such session, or it cannot take the update.
+        """
+        session = self._sessions.get(uid)
+        if session is None:
+            raise InvalidRequestError(f"there is no session {uid}; it has ended")
+        now = session.offer(update)
+        if not now and update.prompt.kind is UpdateKind.REPLACE:
+            self.interrupt(uid)
+        elif now:
+            self._next_segment(self.requests[uid], session)
+
+    def interrupt(self, uid: str) -> bool:
+        """End the running segment of a session here and now; whether there was one.
+
+        What is in flight for it is dropped when it comes.
+        """
+        session = self._sessions.get(uid)
+        if session is None or session.resting:
+            return False
+        request = self.requests[uid]
+        self.parking.forget(uid)
+        if request.status == RequestStatus.RUNNING:
+            self.running.remove(request)
+        else:
+            dequeue(self, request)
+        self._inflight_prefills.discard(request)
+        self._handle_stopped_request(request)
+        self._rested.remove(request)
+        self._segment_over(request, INTERRUPTED, keep=False)
+        return True
+
+    def _rests(self, request: Request, reason: FinishReason) -> None:
+        self._segment_over(request, str(reason), keep=True)
+
+    def _segment_over(self, request: Request, reason: str, *, keep: bool) -> None:
+        uid = request.request_id
+        session = self._sessions[uid]
+        session.resting = True
+        self.coordinator.segment_ended(uid, reason, keep=keep, num_tokens=request.num_tokens)
+        if session.queued:
+            self._next_segment(request, session)
+
+    def _next_segment(self, request: Request, session: Session) -> None:
+        """Begin the segment of the update that has waited longest."""
+        update = session.queued.popleft()
+        uid, tokens = request.request_id, request.num_tokens
+        # The last sampled token has never been forwarded: the model has not seen it.
+        seen = tokens - 1 if request.num_output_tokens else request.num_prompt_tokens
+        try:
+            prompt = update_prompt(
+                request.all_token_ids,
+                request.num_prompt_tokens,
+                seen,
+                update.prompt,
+                self.max_model_len,
+            )
+        except AntiphonError as error:
+            self.fail_requests([uid], error)
+            return
+        kept = 0
+        if prompt.drop_cache:
+            self._free_request_blocks(request)
+            request.num_computed_tokens = 0
+        else:
+            kept = min(prompt.kept_computed, request.num_computed_tokens)
+        first = 0 if prompt.drop_cache else min(seen, len(prompt.token_ids))
+        renew_prompt(request, prompt.token_ids, same=seen, computed=kept)
+        if update.params is not None:
+            request.sampling_params = update.params
+            request.max_tokens = _limit(update.params)
+        session.epoch, session.resting = update.epoch, False
+        self.coordinator.segment_begins(uid, update.epoch, request.num_tokens, first)
+        self.parking.forget(uid)
+        self._enqueue_waiting_request(request)
+
+    def _forget(self, uid: str) -> None:
+        self._sessions.pop(uid, None)
+
+
+def _limit(params: SamplingParams) -> int:
+    if params.max_tokens is None:
+        raise InvalidRequestError("max_tokens is not given")
+    return params.max_tokens
+
+
+class ARScheduler(ARMixin, Scheduler):
     """Synchronous scheduling."""
 
 
-class AsyncARScheduler(StageSchedulerMixin, AsyncScheduler):
+class AsyncARScheduler(ARMixin, AsyncScheduler):
     """Asynchronous scheduling: a step is scheduled before the last one's result is known."""

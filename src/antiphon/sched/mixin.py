@@ -1,4 +1,4 @@
-"""The seam between upstream's scheduler and the stage: eight overrides, each calling `super()`."""
+"""The seam between upstream's scheduler and the stage: overrides that call `super()`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
 from antiphon.core.options import StageOptions
-from antiphon.core.prompt_plan import PromptPlan, salt_for, validate_plan
+from antiphon.core.prompt_plan import PromptPlan, validate_plan
 from antiphon.core.tickets import StageNews
 from antiphon.errors import AntiphonError, InputTooLongError, SampledLogprobContractError
 from antiphon.payload.ref import Ref
 from antiphon.sched.coordinator import Arrival, Coordinator
+from antiphon.sched.parking import Parking
 from antiphon.upstream.envelopes import news_of, with_work
 from antiphon.upstream.logprobs import sampled_logprob_violation
-from antiphon.upstream.prompt import enqueue_in_place, replace_prompt
 from antiphon.upstream.runner_version import require_v1_runner
 
 _KEPT = (
@@ -31,29 +31,52 @@ _KEPT = (
 
 
 class StageSchedulerMixin(Scheduler):
-    """Adds gates, orders for the worker and typed errors to upstream's scheduler.
+    """Adds gates, budgets, orders for the worker and typed errors to upstream's scheduler.
 
     With no stage feature in use every decision is upstream's own. Not thread-safe, like upstream.
     """
 
     clock: ClassVar[Callable[[], float]] = staticmethod(time.monotonic)  # of input deadlines
     reserved_tokens: ClassVar[int] = 1  # of the model's length, for what is sampled
+    samples: ClassVar[bool] = True  # False: a generation stage
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         require_v1_runner(self.vllm_config)
         self.options = StageOptions.from_config(self.vllm_config.additional_config)
-        self.coordinator = Coordinator(type(self).clock)
+        edges = () if self.options is None else self.options.outputs
+        self.coordinator = Coordinator(type(self).clock, edges, samples=self.samples)
+        self.parking = Parking(self)
         self._wants_logprobs: set[str] = set()
-        self._parked: dict[str, Request] = {}  # gated: known to upstream, in none of its queues
+        self._moved: set[str] = set()  # streams whose next step may need more than they have
+        self._rested: list[Request] = []  # resumable, and stopped in this update
         self._endings: list[Request] = []  # finished outside a step; reported by the next update
 
     # --- for the stage's host -----------------------------------------------------------------
 
     def deliver(self, uid: str, ref: Ref) -> None:
-        """A payload was announced for a waiting request."""
-        if self.coordinator.deliver(uid, ref) is Arrival.FINISH_EMPTY:
-            self._finish_now([uid], RequestStatus.FINISHED_STOPPED)
+        """A chunk was announced for a request."""
+        try:
+            if self.coordinator.deliver(uid, ref) is Arrival.FINISH:
+                self._finish_now([uid], RequestStatus.FINISHED_STOPPED)
+        except AntiphonError as error:
+            self.fail_requests([uid], error)
+
+    def used(self, edge: str, keys: list[str]) -> None:
+        """Consumers have used up these chunks of an outgoing edge."""
+        self.coordinator.outflow.returned(keys, edge)
+        self._release_producers()
+
+    def discard(self, keys: list[str]) -> None:
+        """Nobody will take these payloads."""
+        self.coordinator.discard(keys)
+        self._release_producers()
+
+    def abandon(self, uids: Iterable[str]) -> None:
+        """These requests are over on every stage: what they sent counts no more."""
+        for uid in uids:
+            self.coordinator.outflow.drop(uid)
+        self._release_producers()
 
     def fail_requests(self, uids: Iterable[str], error: AntiphonError) -> None:
         """End these requests with `error`; the others go on."""
@@ -82,16 +105,17 @@ class StageSchedulerMixin(Scheduler):
         return [uid for uid, request in self.requests.items() if request.num_in_flight_tokens]
 
     def next_due(self) -> float | None:
-        """Value of `clock` at the earliest input deadline, None if none is running."""
-        return self.coordinator.gate.next_due()
+        """Value of `clock` at the earliest deadline or retry, None if there is none."""
+        return self.coordinator.next_due()
 
     def check_integrity(self) -> None:
         """Raise AssertionError if the stage's stores and upstream's disagree."""
         self.coordinator.check_integrity()
-        if not self._parked.keys() <= self.requests.keys():
-            raise AssertionError("a parked request is not known to the scheduler")
-        if len(self._parked) != self.coordinator.gate.blocked_count:
-            raise AssertionError("parked requests and closed gates differ")
+        self.parking.check_integrity()
+        parked = [*self.parking.out, *self.parking.held]
+        blocked = sum(self.coordinator.gate.blocked(uid) for uid in parked)
+        if blocked != self.coordinator.gate.blocked_count:
+            raise AssertionError("a request with a closed gate is not parked")
         if not self._wants_logprobs <= self.requests.keys():
             raise AssertionError("logprobs are expected of a request that is gone")
         if self.coordinator.num_unreported > len(self._endings):
@@ -102,19 +126,29 @@ class StageSchedulerMixin(Scheduler):
     def _enqueue_waiting_request(self, request: Request) -> None:
         if request.sampling_params is not None and request.sampling_params.logprobs is not None:
             self._wants_logprobs.add(request.request_id)
-        if self.coordinator.gate.blocked(request.request_id):
-            self._parked[request.request_id] = request
+        if request.status == RequestStatus.WAITING_FOR_STREAMING_REQ:
+            # Upstream has counted it as waiting in its queues, where it would be looked at in
+            # every step.
+            self.num_waiting_for_streaming_input -= 1
+            request.status = RequestStatus.WAITING
+            self.parking.forget(request.request_id)
+            self.parking.keep_out(request)
+            self._rested.append(request)
+        elif self.coordinator.gate.blocked(request.request_id):
+            self.parking.keep_out(request)
         else:
             super()._enqueue_waiting_request(request)
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
-        gate = self.coordinator.gate
-        if gate.blocked_count and (expired := self.coordinator.expire()):
+        if self.coordinator.gate.blocked_count and (expired := self.coordinator.expire()):
             self._finish_now(expired, RequestStatus.FINISHED_ERROR)
+        if self._moved:
+            self._hold_starving()
         output = super().schedule(throttle_prefills)
-        for new in output.scheduled_new_reqs:
-            if new.req_id in gate:
-                gate.consume(new.req_id)
+        if len(self.coordinator.gate):
+            self._note_scheduled(output)
+        if self.parking.held and output.preempted_req_ids:
+            self.parking.preempted(output.preempted_req_ids)
         return with_work(output, self.coordinator.take_work())
 
     def update_from_output(
@@ -127,17 +161,25 @@ class StageSchedulerMixin(Scheduler):
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         if self.coordinator.routed:
             self._note_tokens(outputs)
+        if self._rested:
+            self._after_rest(outputs)
         return self._report_endings(outputs) if self._endings else outputs
 
     def has_requests(self) -> bool:
-        return super().has_requests() or self.coordinator.has_work or bool(self._endings)
+        if self.coordinator.has_work or self._endings:
+            return True
+        if not (held := len(self.parking.held)):
+            return super().has_requests()
+        # Upstream counts what is passed over, which is no work.
+        return self.get_num_unfinished_requests() > held or self.has_finished_requests()
 
     def _free_request(
         self, request: Request, *args: Any, **kwargs: Any
     ) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
         uid = request.request_id
-        self._parked.pop(uid, None)
+        self.parking.forget(uid)
         self._wants_logprobs.discard(uid)
+        self._forget(uid)
         keep = request.status in _KEPT
         self.coordinator.ended(uid, keep=keep, num_tokens=request.num_tokens)
         params: tuple[dict[str, Any] | None, dict[str, Any] | None] = super()._free_request(
@@ -145,22 +187,54 @@ class StageSchedulerMixin(Scheduler):
         )
         return params
 
+    # --- what the two kinds of stages do differently ------------------------------------------
+
+    def _begin(self, uid: str, arrival: Arrival, plan: PromptPlan | None) -> None:
+        """A request's next input has been planned."""
+        raise NotImplementedError
+
+    def _rests(self, request: Request, reason: FinishReason) -> None:
+        """A resumable request has stopped."""
+        raise NotImplementedError
+
+    def _forget(self, uid: str) -> None:
+        """The request is over."""
+
     # --- parts --------------------------------------------------------------------------------
 
+    def _hold_starving(self) -> None:
+        """Pass over the streams whose next step needs a row that is not there."""
+        moved, self._moved = self._moved, set()
+        for uid in moved & self.coordinator.streams.keys():
+            request = self.requests[uid]
+            fed_back = request.num_tokens + request.num_output_placeholders
+            if self.coordinator.needs(uid, fed_back - request.num_prompt_tokens):
+                self.parking.hold(request)
+
+    def _note_scheduled(self, output: SchedulerOutput) -> None:
+        for new in output.scheduled_new_reqs:
+            if new.req_id in self.coordinator.gate:
+                self.coordinator.scheduled(new.req_id)
+        if streams := self.coordinator.streams:
+            self._moved |= streams.keys() & output.num_scheduled_tokens.keys()
+
     def _hear(self, news: StageNews) -> None:
-        """Apply what the worker answered: prompts that are ready, payloads stored, failures."""
-        for uid, plan in news.planned:
-            request = self._parked.get(uid)
-            if request is None:
-                continue  # ended while its payload was on the way
-            if (error := self._plan_error(request, plan)) is not None:
-                self.fail_requests([uid], error)
-                continue
-            del self._parked[uid]
-            replace_prompt(request, plan.token_ids, salt_for(plan, uid))
-            self.coordinator.planned(uid, plan)
-            enqueue_in_place(self.waiting, request)
-        self.coordinator.events.refs.extend(news.refs)
+        """Apply what the worker answered: chunks that are there, payloads stored, failures."""
+        for arrived in news.arrived:
+            if arrived.uid not in self.requests:
+                continue  # ended while its chunk was on the way
+            match arrival := self.coordinator.arrived(arrived):
+                case Arrival.PLAN | Arrival.RUN:
+                    self._begin(arrived.uid, arrival, arrived.plan)
+                case Arrival.GO_ON:
+                    self.coordinator.go_on(arrived.uid)
+                    self._go_on(arrived.uid)
+                case Arrival.FINISH:
+                    self._finish_now([arrived.uid], RequestStatus.FINISHED_STOPPED)
+                case Arrival.FAIL:
+                    self._finish_now([arrived.uid], RequestStatus.FINISHED_ERROR)
+        for uid in self.coordinator.sent(news.refs, news.retry_in_s):
+            self.parking.hold(self.requests[uid])
         for uid, info in news.failed:
             self.coordinator.fail(uid, info)
             if uid in self.requests:
@@ -168,15 +242,23 @@ class StageSchedulerMixin(Scheduler):
             else:  # it had ended before: what it owed downstream could not be sent
                 self.coordinator.report(uid)
 
+    def _go_on(self, uid: str) -> None:
+        """Let a parked request be scheduled again, unless something else still parks it."""
+        if not (self.coordinator.gate.blocked(uid) or self.coordinator.outflow.full(uid)):
+            self.parking.release(uid)
+
+    def _release_producers(self) -> None:
+        for uid in self.coordinator.outflow.released():
+            self._go_on(uid)
+
     def _plan_error(self, request: Request, plan: PromptPlan) -> AntiphonError | None:
         """What is wrong with a planned prompt: upstream would raise for all requests of a step."""
-        samples = request.sampling_params is not None
-        own_ids = samples and not plan.rows_local  # ids that the model looks up itself
+        own_ids = self.samples and not plan.rows_local  # ids that the model looks up itself
         try:
             validate_plan(
                 plan,
                 self.max_model_len,
-                request.max_tokens if samples else 0,
+                request.max_tokens if self.samples else 0,
                 self.vllm_config.model_config.get_vocab_size() if own_ids else None,
             )
         except AntiphonError as error:
@@ -199,6 +281,16 @@ class StageSchedulerMixin(Scheduler):
         for uid in self._wants_logprobs & output.req_id_to_index.keys():
             if (violation := sampled_logprob_violation(output, uid)) is not None:
                 self.fail_requests([uid], SampledLogprobContractError(violation.message))
+
+    def _after_rest(self, outputs: dict[int, EngineCoreOutputs]) -> None:
+        """A segment's end is not the request's: it is reported as an event of its own."""
+        rested, self._rested = self._rested, []
+        by_uid = {out.request_id: out for group in outputs.values() for out in group.outputs}
+        for request in rested:
+            output = by_uid[request.request_id]
+            reason, output.finish_reason = output.finish_reason, None
+            assert reason is not None  # noqa: S101  upstream stopped it in this update
+            self._rests(request, reason)
 
     def _report_endings(
         self, outputs: dict[int, EngineCoreOutputs]

@@ -7,8 +7,9 @@ request_block_hasher}`.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vllm import PoolingParams, SamplingParams
@@ -20,10 +21,13 @@ from vllm.v1.engine.core_client import InprocClient
 from vllm.v1.executor.abstract import Executor
 
 from antiphon.core.options import StageOptions
+from antiphon.core.prompt_plan import PromptUpdate
 from antiphon.errors import InvalidRequestError, TopologyError
 from antiphon.pipeline.topology import StageKind
+from antiphon.sched.ar import ARMixin
 from antiphon.sched.mixin import StageSchedulerMixin
-from antiphon.stage.messages import Submit
+from antiphon.sched.sessions import SessionUpdate
+from antiphon.stage.messages import Submit, Update
 from antiphon.stage.spec import StageSpec
 
 
@@ -32,7 +36,12 @@ class StageEngine:
 
     def __init__(self, spec: StageSpec) -> None:
         options = StageOptions(
-            spec.name, spec.connector, spec.inputs, spec.outputs, spec.atomic_inputs
+            spec.name,
+            spec.connector,
+            spec.inputs,
+            spec.outputs,
+            spec.atomic_inputs,
+            spec.active_streams,
         )
         args = EngineArgs(
             model=spec.model, additional_config=options.to_config(), **spec.engine_args
@@ -77,14 +86,38 @@ class StageEngine:
         """One engine step. Whatever the model raises comes out of here."""
         return self._client.get_output()
 
-    def add(self, submit: Submit) -> None:
-        """Hand a request to upstream. Raises InvalidRequestError for parameters it refuses."""
-        try:
+    def add(self, submit: Submit, *, in_chunks: bool = False) -> None:
+        """Hand a request to upstream; `in_chunks`: its input is a stream.
+
+        Raises InvalidRequestError for parameters that upstream refuses.
+        """
+        with _refusals():
             sampling, pooling = self._params(submit)
-            self._client.add_request(self._request(submit, sampling, pooling))
-        except (TypeError, ValueError, VLLMValidationError) as error:
-            message = " ".join(str(error).split())
-            raise InvalidRequestError(f"the engine refuses the request: {message}") from error
+            resumable = submit.session or (in_chunks and not self._generates)
+            self._client.add_request(self._request(submit, sampling, pooling, resumable))
+            if submit.session:
+                self._sessions.open_session(submit.uid, submit.epoch)
+
+    def update(self, update: Update) -> None:
+        """New input for a session. Raises InvalidRequestError if it cannot be taken."""
+        params = None
+        with _refusals():
+            self._check_ids(update.token_ids)
+            if update.sampling is not None:
+                params = self._sampling(update.sampling)
+        prompt = PromptUpdate(update.kind, tuple(update.token_ids), update.keep)
+        self._sessions.update_session(update.uid, SessionUpdate(update.epoch, prompt, params))
+
+    def interrupt(self, uid: str) -> bool:
+        """End a session's running segment; whether there was one."""
+        return self._generates and self._sessions.interrupt(uid)
+
+    @property
+    def _sessions(self) -> ARMixin:
+        scheduler = self.scheduler
+        if not isinstance(scheduler, ARMixin):
+            raise InvalidRequestError("a generation stage has no sessions")
+        return scheduler
 
     def _params(self, submit: Submit) -> tuple[SamplingParams | None, PoolingParams | None]:
         # A prompt found in the prefix cache is not computed, so its rows would not exist.
@@ -94,19 +127,15 @@ class StageEngine:
             return None, PoolingParams(
                 task=self._task, extra_kwargs=extra, skip_reading_prefix_cache=skip
             )
-        sampling = SamplingParams(**_with_args(submit))
+        self._check_ids(submit.token_ids)
+        sampling = self._sampling(_with_args(submit))
         if skip:
             sampling.skip_reading_prefix_cache = True
-        self._check(submit.token_ids, sampling)
-        primary = self._eos if isinstance(self._eos, int) else None
-        sampling.update_from_generation_config(self._generation_config, primary)
         return sampling, None
 
-    def _check(self, token_ids: list[int], sampling: SamplingParams) -> None:
-        """What upstream's own front end checks and its engine takes for granted. ValueError."""
-        vocabulary = self.config.model_config.get_vocab_size()
-        if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocabulary):
-            raise ValueError(f"token ids must lie between 0 and {vocabulary - 1}")
+    def _sampling(self, given: Mapping[str, Any]) -> SamplingParams:
+        """Sampling parameters as upstream's own front end would make and check them. ValueError."""
+        sampling = SamplingParams(**given)
         if sampling.max_tokens is None:
             raise ValueError("max_tokens is not given")
         sampling.verify(
@@ -115,9 +144,22 @@ class StageEngine:
             self.config.structured_outputs_config,
             None,
         )
+        primary = self._eos if isinstance(self._eos, int) else None
+        sampling.update_from_generation_config(self._generation_config, primary)
+        return sampling
+
+    def _check_ids(self, token_ids: list[int]) -> None:
+        """What upstream's own front end checks and its engine takes for granted. ValueError."""
+        vocabulary = self.config.model_config.get_vocab_size()
+        if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocabulary):
+            raise ValueError(f"token ids must lie between 0 and {vocabulary - 1}")
 
     def _request(
-        self, submit: Submit, sampling: SamplingParams | None, pooling: PoolingParams | None
+        self,
+        submit: Submit,
+        sampling: SamplingParams | None,
+        pooling: PoolingParams | None,
+        resumable: bool,
     ) -> EngineCoreRequest:
         # Strictly increasing: a gated request finds its place in the queue by it.
         self._arrival = max(time.time(), self._arrival + 1e-6)
@@ -134,6 +176,7 @@ class StageEngine:
             data_parallel_rank=None,
             external_req_id=submit.uid,
             priority=submit.priority,
+            resumable=resumable,
         )
 
     def abort(self, uids: list[str]) -> None:
@@ -149,6 +192,16 @@ class StageEngine:
 
     def shutdown(self) -> None:
         self._client.shutdown()
+
+
+@contextlib.contextmanager
+def _refusals() -> Iterator[None]:
+    """What upstream refuses, as an error of the caller."""
+    try:
+        yield
+    except (TypeError, ValueError, VLLMValidationError) as error:
+        message = " ".join(str(error).split())
+        raise InvalidRequestError(f"the engine refuses the request: {message}") from error
 
 
 def _with_args(submit: Submit) -> Mapping[str, Any]:

@@ -21,6 +21,7 @@ from antiphon.errors import (
     StageStepError,
 )
 from antiphon.pipeline.topology import StageKind
+from antiphon.sched.coordinator import Wait
 from antiphon.stage.engine import StageEngine
 from antiphon.stage.messages import (
     Abort,
@@ -32,6 +33,8 @@ from antiphon.stage.messages import (
     Event,
     Inspect,
     Inspection,
+    Interrupt,
+    Interrupted,
     Output,
     Ready,
     Sleep,
@@ -41,6 +44,8 @@ from antiphon.stage.messages import (
     Stopped,
     Submit,
     Tensor,
+    Update,
+    Used,
     Wake,
 )
 from antiphon.stage.spec import StageSpec
@@ -59,7 +64,8 @@ class StageHost:
         self.spec = spec
         self._send = send
         self._aborts: list[Abort] = []
-        self._held: list[Submit | Deliver] = []  # arrived while the stage sleeps or is about to
+        # What arrived while the stage sleeps or is about to.
+        self._held: list[Submit | Deliver | Update] = []
         self._asleep: frozenset[str] = frozenset()  # memory that has been given back
         self._level = 0  # of the sleep; 2 has dropped the weights
         self._bedtime: Sleep | None = None  # carried out when the last running request has ended
@@ -95,10 +101,14 @@ class StageHost:
     def handle(self, command: Command) -> None:
         """Carry out one command. Errors go back as events, never up."""
         match command:
-            case Submit() | Deliver():
+            case Submit() | Deliver() | Update():
                 self._start(command)
+            case Used():
+                self.scheduler.used(command.edge, command.keys)
             case Discard():
-                self.scheduler.coordinator.discard(command.keys)
+                self.scheduler.discard(command.keys)
+            case Interrupt():
+                self._interrupt(command)
             case Abort():
                 self._abort(command)
             case Sleep():
@@ -140,15 +150,19 @@ class StageHost:
 
     # --- parts --------------------------------------------------------------------------------
 
-    def _start(self, command: Submit | Deliver) -> None:
+    def _start(self, command: Submit | Deliver | Update) -> None:
         """Begin a request or let it go on; while the stage sleeps it waits for that."""
         if self._asleep or self._bedtime is not None:
             self._held.append(command)
-        elif isinstance(command, Submit):
-            self._submit(command)
-        else:
-            for uid, ref in command.items:
-                self.scheduler.deliver(uid, ref)
+            return
+        match command:
+            case Submit():
+                self._submit(command)
+            case Deliver():
+                for uid, ref in command.items:
+                    self.scheduler.deliver(uid, ref)
+            case Update():
+                self._update(command)
 
     def _submit(self, submit: Submit) -> None:
         coordinator = self.scheduler.coordinator
@@ -159,16 +173,17 @@ class StageHost:
                 raise EmptyInputError("the prompt is empty")
             if error := self.scheduler.prompt_error(len(submit.token_ids)):
                 raise error
+            wait = self._wait(submit)
             coordinator.expect(
                 submit.uid,
-                waits_for=submit.waits_for,
-                timeout_s=effective_timeout(self.spec.input_wait_timeout_s, submit.wait_timeout_s),
+                wait=wait,
                 edges=submit.edges,
                 params=submit.params,
                 num_prompt_tokens=len(submit.token_ids),
+                epoch=submit.epoch,
             )
             try:
-                self._engine.add(submit)
+                self._engine.add(submit, in_chunks=wait is not None and wait.stream)
             except AntiphonError:
                 coordinator.forget(submit.uid)
                 raise
@@ -176,9 +191,35 @@ class StageHost:
             failed = Output(submit.uid, finish="error", error=error.to_wire())
             self._send(Step([failed], []), [])
 
+    def _wait(self, submit: Submit) -> Wait | None:
+        if submit.waits_for is None:
+            return None
+        edge = next((e for e in self.spec.inputs if e.name == submit.waits_for), None)
+        timeout = effective_timeout(self.spec.input_wait_timeout_s, submit.wait_timeout_s)
+        return Wait(submit.waits_for, timeout, stream=edge is not None and edge.stream)
+
+    def _update(self, update: Update) -> None:
+        """An update that cannot be is the end of its session."""
+        try:
+            self._engine.update(update)
+            self._report([])  # the segment that a replacement has ended
+        except AntiphonError as error:
+            if update.uid in self.scheduler.requests:
+                self.scheduler.fail_requests([update.uid], error)
+            else:
+                failed = Output(update.uid, finish="error", error=error.to_wire())
+                self._send(Step([failed], []), [])
+
+    def _interrupt(self, command: Interrupt) -> None:
+        """Tokens that are accepted have been reported; what is in flight never will be."""
+        if self._engine.interrupt(command.uid):
+            self._report([])
+        self._send(Interrupted(command.uid, command.token), [])
+
     def _abort(self, command: Abort) -> None:
         self._held = [h for h in self._held if isinstance(h, Deliver) or h.uid not in command.uids]
         self._engine.abort(command.uids)
+        self.scheduler.abandon(command.uids)
         self._aborts.append(command)
         if not self._engine.has_work:
             self._acknowledge_aborts()
@@ -197,21 +238,23 @@ class StageHost:
 
     def _report(self, engine_outputs: list) -> None:  # type: ignore[type-arg]
         events = self.scheduler.coordinator.take_events()
+        # What ended in this update may be in its next segment already.
+        ended = {end.uid: end.epoch for end in events.segments}
         frames: Frames = []
         outputs = []
         for out in engine_outputs:
             tensor = None if out.pooling_output is None else _pack(out.pooling_output, frames)
             finish = None if out.finish_reason is None else str(out.finish_reason)
             error = events.errors.pop(out.request_id, None)
-            outputs.append(
-                Output(
-                    out.request_id, list(out.new_token_ids), tensor, finish, out.stop_reason, error
-                )
-            )
+            uid, ids = out.request_id, list(out.new_token_ids)
+            epoch = ended[uid] if uid in ended else self.scheduler.coordinator.epoch(uid)
+            outputs.append(Output(uid, ids, tensor, finish, out.stop_reason, error, epoch))
         for uid, info in events.errors.items():  # the request itself had ended before
             outputs.append(Output(uid, finish="error", error=info))
-        if outputs or events.refs:
-            self._send(Step(outputs, events.refs), frames)
+        for end in events.segments:
+            outputs.append(Output(end.uid, epoch=end.epoch, segment_finish=end.reason))
+        if outputs or events.refs or events.used:
+            self._send(Step(outputs, events.refs, events.used), frames)
 
     def _sleep(self, command: Sleep) -> None:
         """Running requests finish before the stage sleeps: their blocks would be gone."""

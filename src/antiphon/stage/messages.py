@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from antiphon.core.prompt_plan import UpdateKind
 from antiphon.errors import ErrorInfo
 from antiphon.payload.ref import Ref
 
@@ -25,6 +26,8 @@ class Submit(msgspec.Struct, tag=True, frozen=True):
     uid: str
     token_ids: list[int]
     sampling: dict[str, Any]  # keyword arguments of SamplingParams; unused by generation stages
+    session: bool = False  # it rests at its end and goes on with `Update`
+    epoch: int = 0  # number of the segment, or of the one that it consumes
     edges: tuple[str, ...] = ()  # outgoing edges on which its outputs are wanted
     waits_for: str | None = None
     wait_timeout_s: float | None = None  # None: the stage's setting; the smaller of the two wins
@@ -33,9 +36,37 @@ class Submit(msgspec.Struct, tag=True, frozen=True):
 
 
 class Deliver(msgspec.Struct, tag=True, frozen=True):
-    """Payloads that waiting requests were waiting for: pairs of (consuming uid, ref)."""
+    """Chunks for consuming requests: pairs of (consuming uid, ref)."""
 
     items: list[tuple[str, Ref]]
+
+
+class Used(msgspec.Struct, tag=True, frozen=True):
+    """Chunks of an outgoing edge that their consumers have used up: there is room for more."""
+
+    edge: str
+    keys: list[str]
+
+
+class Update(msgspec.Struct, tag=True, frozen=True):
+    """New input of a session: segment `epoch` begins, when the one before has ended.
+
+    A replacement begins at once. What is wrong with it comes back as the request's error.
+    """
+
+    uid: str
+    epoch: int
+    kind: UpdateKind
+    token_ids: list[int]
+    keep: int = 0  # tokens that a window keeps
+    sampling: dict[str, Any] | None = None  # None: as before
+
+
+class Interrupt(msgspec.Struct, tag=True, frozen=True):
+    """End a session's running segment, if there is one. Answered by `Interrupted`."""
+
+    uid: str
+    token: int
 
 
 class Discard(msgspec.Struct, tag=True, frozen=True):
@@ -78,7 +109,9 @@ class Stop(msgspec.Struct, tag=True, frozen=True):
     """Shut the engine down and end."""
 
 
-Command = Submit | Deliver | Discard | Abort | Sleep | Wake | Inspect | Stop
+Command = (
+    Submit | Deliver | Used | Update | Interrupt | Discard | Abort | Sleep | Wake | Inspect | Stop
+)
 
 
 class Tensor(msgspec.Struct, frozen=True):
@@ -92,7 +125,8 @@ class Tensor(msgspec.Struct, frozen=True):
 class Output(msgspec.Struct, frozen=True):
     """What a step brought for one request.
 
-    `finish` is one of stop, length, abort, error, or None while it runs.
+    `finish` is one of stop, length, abort, error, or None while it runs. `segment_finish` is one of
+    stop, length, interrupt, when segment `epoch` of a session has ended.
     """
 
     uid: str
@@ -101,6 +135,8 @@ class Output(msgspec.Struct, frozen=True):
     finish: str | None = None
     stop_reason: int | str | None = None
     error: ErrorInfo | None = None
+    epoch: int = 0
+    segment_finish: str | None = None
 
 
 class Starting(msgspec.Struct, tag=True, frozen=True):
@@ -120,10 +156,20 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
 
 
 class Step(msgspec.Struct, tag=True, frozen=True):
-    """What one engine step brought: outputs, and refs of payloads that the connector now holds."""
+    """What one engine step brought: outputs, refs of chunks that the connector now holds, and the
+    keys of chunks that are used up, by incoming edge.
+    """
 
     outputs: list[Output]
     refs: list[Ref]
+    used: dict[str, list[str]] = {}
+
+
+class Interrupted(msgspec.Struct, tag=True, frozen=True):
+    """Answer to `Interrupt`: nothing of the segment comes after this message."""
+
+    uid: str
+    token: int
 
 
 class Aborted(msgspec.Struct, tag=True, frozen=True):
@@ -168,4 +214,6 @@ class Stopped(msgspec.Struct, tag=True, frozen=True):
     """The engine is shut down; the last message."""
 
 
-Event = Starting | Ready | Step | Aborted | Acknowledged | Inspection | Failed | Stopped
+Event = (
+    Starting | Ready | Step | Interrupted | Aborted | Acknowledged | Inspection | Failed | Stopped
+)

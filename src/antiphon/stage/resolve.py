@@ -14,8 +14,10 @@ from typing import Any, TypeVar
 
 from antiphon.core.options import ConnectorSpec, InEdge, OutEdge
 from antiphon.errors import TopologyError
-from antiphon.pipeline.deployment import Deployment, StageDeployment, parse_bytes
-from antiphon.pipeline.topology import Stage, StageKind, Topology
+from antiphon.pipeline.deployed import deployed, edge_limits
+from antiphon.pipeline.deployment import Deployment, StageDeployment
+from antiphon.pipeline.topology import Edge, EdgeMode, Stage, StageKind, Topology
+from antiphon.pipeline.values import parse_bytes
 from antiphon.stage.spec import StageSpec
 
 logger = logging.getLogger(__name__)
@@ -75,6 +77,7 @@ def resolve_stages(
     models are fetched. Raises ModelUnavailableError from the topology's model functions, and
     TopologyError if one is not there or does not return a folder.
     """
+    topology = deployed(topology, deployment)
     stages = stages_wanted(topology, entries, modalities)
     names = {stage.name for stage in stages}
     connector = ConnectorSpec(deployment.connector, run, parse_bytes(deployment.connector_bytes))
@@ -93,15 +96,28 @@ def resolve_stages(
             model=str(model_folder(stage, on_progress)),
             engine_args=engine_args(stage, settings),
             connector=connector,
-            inputs=tuple(InEdge(e.name, e.input_adapter, dict(e.options)) for e in given),
-            outputs=tuple(OutEdge(e.name, e.output_adapter, dict(e.options)) for e in taken),
+            inputs=tuple(_in_edge(edge) for edge in given),
+            outputs=tuple(_out_edge(edge, deployment) for edge in taken),
             input_wait_timeout_s=_filled(settings.input_wait_timeout_s),
             atomic_inputs=stage.atomic_inputs,
+            active_streams=_filled(settings.active_streams),
             threads=_filled(settings.threads),
             log_level=_filled(deployment.log_level),
             environment=stage_environment(settings, _filled(deployment.log_level)),
         )
     return specs
+
+
+def _in_edge(edge: Edge) -> InEdge:
+    """With `split` the consumer gets each chunk as the whole payload of a request of its own."""
+    stream = edge.mode is EdgeMode.STREAM and not edge.split
+    return InEdge(edge.name, edge.input_adapter, dict(edge.options), stream)
+
+
+def _out_edge(edge: Edge, deployment: Deployment) -> OutEdge:
+    stream = edge.mode is EdgeMode.STREAM
+    limits = edge_limits(deployment, edge.name)
+    return OutEdge(edge.name, edge.output_adapter, dict(edge.options), stream, limits)
 
 
 def model_folder(stage: Stage, on_progress: Progress | None = None) -> Path:

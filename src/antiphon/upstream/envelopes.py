@@ -7,6 +7,7 @@ follows every field that upstream adds. Fallback: none needed while both stay da
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -56,11 +57,13 @@ def news_of(output: ModelRunnerOutput) -> StageNews | None:
 
 
 class NewsOnArrival(AsyncModelRunnerOutput):
-    """Adds `news` to an output that is still being copied to the host."""
+    """An output that is still being copied to the host; `finish` makes its news meanwhile."""
 
-    def __init__(self, inner: AsyncModelRunnerOutput, news: StageNews) -> None:
+    def __init__(self, inner: AsyncModelRunnerOutput, finish: Callable[[], StageNews]) -> None:
         self._inner = inner
-        self._news = news
+        self._finish = finish
 
     def get_output(self) -> ModelRunnerOutput:
-        return with_news(self._inner.get_output(), self._news)
+        """Blocks until the copy is done; called off the runner's main thread."""
+        news = self._finish()
+        return with_news(self._inner.get_output(), news)

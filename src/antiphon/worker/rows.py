@@ -43,11 +43,13 @@ class PendingRows:
 class RowLog:
     """Appended by the step, drained by accepted tokens; both in step order."""
 
-    def __init__(self, *, wants_hidden: bool = True, side_names: Iterable[str] = ()) -> None:
+    def __init__(
+        self, *, wants_hidden: bool = True, side_names: Iterable[str] = (), first: int = 0
+    ) -> None:
         self.wants_hidden = wants_hidden
         self.side_names = frozenset(side_names)
         self._pending: deque[PendingRows] = deque()
-        self._next = 0  # first position that no adapter has seen
+        self._next = first  # first position that no adapter has seen
         self._shared_sent: set[str] = set()
 
     def append(self, rows: PendingRows) -> None:

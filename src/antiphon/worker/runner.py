@@ -15,6 +15,7 @@ from antiphon.connector.registry import make_connector
 from antiphon.core.options import StageOptions
 from antiphon.upstream.envelopes import NewsOnArrival, with_news, work_of
 from antiphon.upstream.generators import RewindGenerator, seeded
+from antiphon.worker.decode_rows import add_rows, decode_places
 from antiphon.worker.device import ops_for
 from antiphon.worker.materialise import StepRow, materialise
 from antiphon.worker.side_outputs import OutputTap
@@ -38,7 +39,12 @@ class StageRunnerMixin(GPUModelRunner):
         if options is not None and vllm_config.parallel_config.rank == 0:
             spec = options.connector
             connector = make_connector(spec.kind, spec.run, spec.max_bytes)
-            self.io = StageIO(options, vllm_config.model_config.model, connector)
+            self.io = StageIO(
+                options,
+                vllm_config.model_config.model,
+                connector,
+                takes_rows=vllm_config.model_config.enable_prompt_embeds,
+            )
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         super().load_model(*args, **kwargs)
@@ -69,7 +75,7 @@ class StageRunnerMixin(GPUModelRunner):
 
     def execute_model(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
         if self.io is not None and (work := work_of(scheduler_output)) is not None:
-            self.io.execute(work)
+            self.io.submit(work)
         return self._with_news(super().execute_model(scheduler_output, *args, **kwargs))
 
     def sample_tokens(self, grammar_output: Any) -> Any:  # type: ignore[override]
@@ -86,11 +92,26 @@ class StageRunnerMixin(GPUModelRunner):
         if self.io is None or output is None:
             return output  # None: `sample_tokens` follows and brings the news
         if isinstance(output, AsyncModelRunnerOutput):
-            news = self.io.take_news()
-            return NewsOnArrival(output, news) if news else output
+            return NewsOnArrival(output, self.io.finish)  # on the thread that waits for the step
         if isinstance(output, ModelRunnerOutput):
-            return with_news(output, self.io.take_news())
+            return with_news(output, self.io.finish())
         return output  # intermediate tensors of a pipeline-parallel rank
+
+    def _preprocess(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
+        result = super()._preprocess(scheduler_output, *args, **kwargs)
+        if self.io is not None and self.io.has_decode_rows:
+            embeds = result[1]
+            assert embeds is not None  # noqa: S101  rows are refused where there are none
+            batch = self.input_batch
+            places = decode_places(
+                batch.req_ids,
+                batch.num_prompt_tokens,
+                batch.num_computed_tokens_cpu,
+                self.query_start_loc.np,
+                self.io.decode_rows,
+            )
+            add_rows(self.get_model(), embeds, places)
+        return result
 
     def _collect_rows(self, state: Any) -> None:
         """Copy what live requests want before upstream's bookkeeping moves positions on."""

@@ -1,106 +1,112 @@
-"""The stage's input and output in the worker: executes tickets, knows no other stage.
+"""The stage's input and output in the worker: executes orders, knows no other stage.
 
-Payloads go into the connector under keys made from the ticket; payloads that the scheduler names
-are taken out and turned into prompts. A failure concerns one request and comes back as news.
+A step's orders are queued on the main thread (`submit`) and carried out when its output is made
+(`finish`), in order: at once under synchronous scheduling, on the output's own thread under
+asynchronous scheduling, off the critical path. A failure concerns one request and comes back as
+news.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import ParamSpec, cast
 
 import torch
 
 from antiphon.connector.base import Connector
 from antiphon.core.options import StageOptions
+from antiphon.core.retry import RetryPolicy
 from antiphon.core.tickets import Accepted, Ended, Fetch, StageNews, StageWork, Ticket
 from antiphon.errors import AdapterError, AntiphonError
-from antiphon.payload import wire
 from antiphon.payload.adapters import (
-    InputAdapter,
-    OutputAdapter,
+    InputAdapterFactory,
     OutputAdapterFactory,
     OutputNeeds,
-    RowInputAdapter,
     StageContext,
     StepRows,
 )
-from antiphon.payload.ref import Ref
-from antiphon.payload.types import Payload
+from antiphon.worker.inlets import DecodeRows, Inlets
 from antiphon.worker.load import load_object
+from antiphon.worker.outlets import Outlet, Sender
 from antiphon.worker.rows import RowLog
 
-
-@dataclass(slots=True)
-class _Outlet:
-    """One request's output on one edge."""
-
-    edge: str
-    epoch: int
-    adapter: OutputAdapter
-    needs: OutputNeeds
-    seq: int = 0
+P = ParamSpec("P")
 
 
 @dataclass(slots=True)
 class _Producer:
-    """One request whose outputs are wanted."""
+    """One request, or one segment of a session, whose outputs are wanted."""
 
-    outlets: list[_Outlet]
+    uid: str
+    outlets: list[Outlet]
     rows: RowLog | None  # None: no outlet wants tensors
     failed: bool = False
 
 
 class StageIO:
-    """Owned by the runner; every method is called on the runner's main thread."""
+    """Owned by the runner. Called on the runner's main thread, except for `finish`."""
 
-    def __init__(self, options: StageOptions, model: str, connector: Connector) -> None:
+    def __init__(
+        self,
+        options: StageOptions,
+        model: str,
+        connector: Connector,
+        *,
+        takes_rows: bool = True,
+        policy: RetryPolicy | None = None,
+    ) -> None:
         self._connector = connector
         self._factories: dict[str, OutputAdapterFactory] = {}
-        self._inputs: dict[str, InputAdapter] = {}
+        self._streams = {out.name: out.stream for out in options.outputs}
         for out in options.outputs:
-            context = StageContext(options.stage, out.name, model, out.options)
+            context = StageContext(options.stage, out.name, model, out.options, out.stream)
             self._factories[out.name] = cast("OutputAdapterFactory", _make(out.adapter, context))
+        inputs = {}
         for inp in options.inputs:
-            context = StageContext(options.stage, inp.name, model, inp.options)
-            self._inputs[inp.name] = cast("InputAdapter", _make(inp.adapter, context))
-        self._producers: dict[str, _Producer] = {}
-        self._num_row_logs = 0
-        self._prompt_rows: dict[str, torch.Tensor] = {}
+            context = StageContext(options.stage, inp.name, model, inp.options, inp.stream)
+            inputs[inp.name] = cast("InputAdapterFactory", _make(inp.adapter, context))
+        self._inlets = Inlets(connector, inputs, takes_rows=takes_rows)
+        self._sender = Sender(connector, policy or RetryPolicy())
+        self._producers: dict[tuple[str, int], _Producer] = {}  # by uid and epoch
+        self._logs: dict[str, tuple[int, _Producer]] = {}  # those that want rows now, with epochs
+        self._orders: deque[Callable[[], None]] = deque()  # submitted, not carried out
+        self._turn = threading.Lock()  # held by whoever carries orders out
         self._news = StageNews()
 
     # --- orders -------------------------------------------------------------------------------
 
-    def execute(self, work: StageWork) -> None:
-        """Carry out one step's orders. Their results are in `take_news`."""
+    def submit(self, work: StageWork) -> None:
+        """Take one step's orders. What the step itself must know takes effect now."""
         for ticket in work.tickets:
-            self._guard(ticket.uid, self._open, ticket)
-        for uid, accepted in work.tokens.items():
-            self._guard(uid, self._accept, uid, accepted)
+            if (error := _raised(self._open, ticket)) is not None:
+                self.fail(ticket.uid, error)
         for ended in work.ended:
-            self._guard(ended.uid, self._end, ended)
-        for fetch in work.fetches:
-            self._guard(fetch.uid, self._fetch, fetch)
-        if work.discards:
-            self._connector.delete(work.discards)
+            if (log := self._logs.get(ended.uid)) is not None and log[0] == ended.epoch:
+                del self._logs[ended.uid]
+        self._orders.append(lambda: self._execute(work))
 
-    def take_news(self) -> StageNews:
-        """What has happened since the last call. The caller owns the object."""
-        news, self._news = self._news, StageNews()
-        return news
+    def finish(self) -> StageNews:
+        """Carry out everything that has been submitted, and say what came of it. Any thread."""
+        with self._turn:
+            while self._orders:
+                self._orders.popleft()()
+            news, self._news = self._news, StageNews()
+            return news
 
     # --- tensors ------------------------------------------------------------------------------
 
     def row_log(self, uid: str) -> RowLog | None:
         """Where a step's rows of this request go; None if no edge wants any."""
-        producer = self._producers.get(uid)
-        return None if producer is None or producer.failed else producer.rows
+        found = self._logs.get(uid)
+        return None if found is None or found[1].failed else found[1].rows
 
     @property
     def wants_rows(self) -> bool:
         """Whether any live request wants tensors: decides if a step does anything at all."""
-        return self._num_row_logs > 0
+        return bool(self._logs)
 
     @property
     def row_edges(self) -> list[str]:
@@ -114,29 +120,37 @@ class StageIO:
 
     def fail(self, uid: str, error: AntiphonError) -> None:
         """End this request: its outputs of a step could not be had."""
-        self._fail(uid, error)
+        self._orders.append(lambda: self._fail(uid, error))
 
     def prompt_rows(self, uid: str) -> torch.Tensor | None:
         """Embedding rows of a planned prompt, [n, width]; kept until the request is removed."""
-        return self._prompt_rows.get(uid)
+        return self._inlets.prompt_rows.get(uid)
+
+    def decode_rows(self, uid: str) -> DecodeRows | None:
+        """The rows that the request's output tokens are computed with; None if it has none."""
+        return self._inlets.decode_rows.get(uid)
+
+    @property
+    def has_decode_rows(self) -> bool:
+        """Whether any request has such rows."""
+        return bool(self._inlets.decode_rows)
 
     def removed(self, uid: str) -> None:
         """Upstream has removed the request's state."""
-        self._prompt_rows.pop(uid, None)
+        self._orders.append(lambda: self._inlets.drop(uid))
 
     # --- checks -------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        return len(self._producers) + len(self._prompt_rows)
+        return len(self._producers) + len(self._inlets) + self._sender.num_unsent
 
     def check_integrity(self) -> None:
         """Raise AssertionError if a store disagrees with itself."""
         self._connector.check_integrity()
-        for uid, producer in self._producers.items():
+        self._inlets.check_integrity()
+        for (uid, _), producer in self._producers.items():
             if not producer.outlets:
                 raise AssertionError(f"request {uid} is kept without an edge")
-        if self._num_row_logs != sum(p.rows is not None for p in self._producers.values()):
-            raise AssertionError("the count of requests that want rows is wrong")
 
     @property
     def connector(self) -> Connector:
@@ -144,21 +158,30 @@ class StageIO:
 
     # --- parts --------------------------------------------------------------------------------
 
-    def _guard(self, uid: str, call: object, *args: object) -> None:
+    def _execute(self, work: StageWork) -> None:
+        for uid, accepted in work.tokens.items():
+            self._guard(uid, self._accept, uid, accepted)
+        for ended in work.ended:
+            self._guard(ended.uid, self._end, ended)
+        for fetch in work.fetches:
+            self._guard(fetch.uid, self._fetch, fetch)
+        if work.discards:
+            self._connector.delete(work.discards)
+        if work.retry:
+            for uid, error in self._sender.retry(self._news):
+                self._fail(uid, error)
+
+    def _guard(self, uid: str, call: Callable[P, None], *args: P.args, **kw: P.kwargs) -> None:
         """Isolation boundary: whatever one request's adapter or payload raises ends only it."""
-        try:
-            call(*args)  # type: ignore[operator]
-        except AntiphonError as error:
+        if (error := _raised(call, *args, **kw)) is not None:
             self._fail(uid, error)
-        except Exception as error:  # noqa: BLE001  adapters are foreign code
-            self._fail(uid, AdapterError(f"an adapter raised {type(error).__name__}: {error}"))
 
     def _fail(self, uid: str, error: AntiphonError) -> None:
-        producer = self._producers.get(uid)
-        if producer is not None:
-            if producer.failed:
-                return  # said already: a step that was in flight then fails as well
-            producer.failed = True
+        for (owner, _), producer in self._producers.items():
+            if owner == uid:
+                if producer.failed:
+                    return  # said already: a step that was in flight then fails as well
+                producer.failed = True
         self._news.failed.append((uid, error.to_wire()))
 
     def _open(self, ticket: Ticket) -> None:
@@ -168,83 +191,63 @@ class StageIO:
             if factory is None:
                 raise AdapterError(f"the stage has no outgoing edge '{edge}'")
             adapter = factory.open(ticket.uid, ticket.params)
-            outlets.append(_Outlet(edge, ticket.epoch, adapter, factory.needs))
-        wants_rows = any(_wants_tensors(outlet.needs) for outlet in outlets)
+            stream = self._streams[edge]
+            outlets.append(Outlet(ticket.uid, edge, ticket.epoch, adapter, factory.needs, stream))
         rows = None
-        if wants_rows:
+        if any(_wants_tensors(outlet.needs) for outlet in outlets):
             rows = RowLog(
                 wants_hidden=any(outlet.needs.include_hidden for outlet in outlets),
                 side_names=(n for outlet in outlets for n in outlet.needs.side_outputs),
+                first=ticket.first,
             )
-        self._producers[ticket.uid] = _Producer(outlets, rows)
-        self._num_row_logs += wants_rows
+        producer = _Producer(ticket.uid, outlets, rows)
+        self._producers[ticket.uid, ticket.epoch] = producer
+        if rows is not None:
+            self._logs[ticket.uid] = (ticket.epoch, producer)
 
     def _accept(self, uid: str, accepted: Accepted) -> None:
-        producer = self._producers.get(uid)
+        producer = self._producers.get((uid, accepted.epoch))
         if producer is None or producer.failed:
             return
         # The last accepted token has not been forwarded: its row does not exist yet.
         rows = producer.rows.confirm(accepted.num_tokens - 1) if producer.rows is not None else []
         for outlet in producer.outlets:
-            self._offer_rows(uid, outlet, rows)
-            if outlet.needs.token_updates:
-                self._emit(uid, outlet, outlet.adapter.on_tokens(accepted.token_ids))
+            self._offer_rows(outlet, rows)
+            if outlet.needs.requires_token_updates:
+                made = outlet.adapter.on_tokens(accepted.token_ids)
+                self._sender.emit(outlet, made, self._news)
 
-    def _offer_rows(self, uid: str, outlet: _Outlet, rows: Sequence[StepRows]) -> None:
+    def _offer_rows(self, outlet: Outlet, rows: Sequence[StepRows]) -> None:
         if _wants_tensors(outlet.needs):
             for step in rows:
                 if not outlet.needs.include_hidden:
                     step = replace(step, hidden=None)  # noqa: PLW2901  another edge asked for it
-                self._emit(uid, outlet, outlet.adapter.on_rows(step))
+                self._sender.emit(outlet, outlet.adapter.on_rows(step), self._news)
 
     def _end(self, ended: Ended) -> None:
-        producer = self._producers.pop(ended.uid, None)
-        if producer is None:
-            return
-        self._num_row_logs -= producer.rows is not None
-        if producer.failed or not ended.keep:
+        producer = self._producers.pop((ended.uid, ended.epoch), None)
+        if not ended.keep:
+            self._sender.drop(ended.uid)
+        if producer is None or producer.failed or not ended.keep:
             return
         rows = producer.rows.confirm(ended.num_tokens - 1) if producer.rows is not None else []
         for outlet in producer.outlets:
-            self._offer_rows(ended.uid, outlet, rows)
-            *before, last = outlet.adapter.on_end() or (None,)  # nothing left: an empty end
-            for payload in before:
-                self._send(ended.uid, outlet, payload, end=False)
-            self._send(ended.uid, outlet, last, end=True)
-
-    def _emit(self, uid: str, outlet: _Outlet, payloads: Sequence[Payload]) -> None:
-        """Send at once: whoever waits for the first payload does not wait for the second."""
-        for payload in payloads:
-            self._send(uid, outlet, payload, end=False)
-
-    def _send(self, uid: str, outlet: _Outlet, payload: Payload | None, *, end: bool) -> None:
-        seq, outlet.seq = outlet.seq, outlet.seq + 1
-        if payload is None:
-            self._news.refs.append(Ref(uid, outlet.edge, seq, end=end, epoch=outlet.epoch))
-            return
-        key = f"{uid}/{outlet.edge}/{outlet.epoch}/{seq}"
-        nbytes = self._connector.put(key, wire.encode(payload))
-        self._news.refs.append(
-            Ref(uid, outlet.edge, seq, end, key, nbytes, payload.specs(), outlet.epoch)
-        )
+            self._offer_rows(outlet, rows)
+            self._sender.end(outlet, outlet.adapter.on_end(), self._news)
 
     def _fetch(self, fetch: Fetch) -> None:
-        ref = fetch.ref
-        if ref.key is None:
-            raise AdapterError(f"the ref of request {fetch.uid} names no payload")
-        payload = wire.decode(self._connector.take(ref.key), expect=ref.fields)
-        adapter = self._inputs.get(ref.edge)
-        if adapter is None:
-            raise AdapterError(f"the stage has no incoming edge '{ref.edge}'")
-        plan = adapter.plan(fetch.uid, payload, fetch.params)
-        if plan.rows_local:
-            rows = cast("RowInputAdapter", adapter).take_rows(fetch.uid)
-            if rows.ndim != 2 or len(rows) != len(plan.token_ids):
-                raise AdapterError(
-                    f"{len(plan.token_ids)} prompt positions, but rows of shape {tuple(rows.shape)}"
-                )
-            self._prompt_rows[fetch.uid] = rows
-        self._news.planned.append((fetch.uid, plan))
+        self._news.arrived.append(self._inlets.fetch(fetch))
+
+
+def _raised(call: Callable[P, None], *args: P.args, **kw: P.kwargs) -> AntiphonError | None:
+    """What a call into an adapter raised, as an error of ours."""
+    try:
+        call(*args, **kw)
+    except AntiphonError as error:
+        return error
+    except Exception as error:  # noqa: BLE001  adapters are foreign code
+        return AdapterError(f"an adapter raised {type(error).__name__}: {error}")
+    return None
 
 
 def _wants_tensors(needs: OutputNeeds) -> bool:

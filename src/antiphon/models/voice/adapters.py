@@ -11,12 +11,14 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from antiphon.core.frames import FrameWindows, Framing, Window
 from antiphon.core.prompt_plan import PromptPlan
 from antiphon.errors import AdapterError
 from antiphon.models.voice import phonemes
 from antiphon.models.voice.text import SentenceStream, has_words, normalise
 from antiphon.models.voice.vocabulary import FIRST_CODE, NUM_CODES, SPACE
-from antiphon.payload.adapters import OutputNeeds, StageContext, StepRows
+from antiphon.models.voice.windows import FIRST, LEFT, RIGHT, check_window
+from antiphon.payload.adapters import Input, OutputNeeds, StageContext, StepRows
 from antiphon.payload.types import Payload, Scalar, per_request, per_token
 from antiphon.pipeline.detokenize import Detokenizer, load_tokenizer
 
@@ -41,7 +43,7 @@ def payload_text(payload: Payload) -> str:
 class SpeakOutput:
     """Thinker's end of `speak`: one payload for each sentence as soon as it is complete."""
 
-    needs = OutputNeeds(token_updates=True)
+    needs = OutputNeeds(requires_token_updates=True)
 
     def __init__(self, context: StageContext) -> None:
         self._tokenizer = load_tokenizer(context.model)
@@ -73,7 +75,10 @@ class SpeakInput:
     def __init__(self, context: StageContext) -> None:
         phonemes.prompts("ready")  # loads the library's tables now, not with the first sentence
 
-    def plan(self, uid: str, payload: Payload, params: Mapping[str, Scalar]) -> PromptPlan:
+    def open(self, uid: str, params: Mapping[str, Scalar]) -> SpeakInput:
+        return self  # a sentence says it all: nothing is kept for a request
+
+    def on_payload(self, payload: Payload, *, last: bool) -> Input:
         """The talker's prompt. A text without a sound is a short pause."""
         # normalised again: a payload may come from anywhere, and endless numbers are not read
         ids = phonemes.phoneme_ids(normalise(payload_text(payload)))
@@ -85,38 +90,41 @@ class SpeakInput:
                 f"a part of {len(ids)} phonemes in {words} words is too long to be spoken at once"
                 f" ({phonemes.MAX_PHONEMES} and {phonemes.MAX_WORDS} at most)"
             )
-        return PromptPlan(tuple(phonemes.prompt(ids)))
+        return Input(PromptPlan(tuple(phonemes.prompt(ids))))
+
+    def on_end(self) -> Input:
+        return Input()
 
 
 class CodesOutput:
-    """Talker's end of `codes`: everything that was spoken, in one payload at the end."""
+    """Talker's end of `codes`: what is spoken, window by window; on a full edge, all at the end."""
 
-    needs = OutputNeeds(token_updates=True)
+    needs = OutputNeeds(requires_token_updates=True)
 
     def __init__(self, context: StageContext) -> None:
-        pass
+        self._framing = None
+        if context.stream:
+            self._framing = Framing.from_options(context.options, f"edge {context.edge}")
 
-    def open(self, uid: str, params: Mapping[str, Scalar]) -> CodeCollector:
-        return CodeCollector()
+    def open(self, uid: str, params: Mapping[str, Scalar]) -> CodeWindows:
+        return CodeWindows(self._framing)
 
 
-class CodeCollector:
+class CodeWindows:
     """One request's codes: sampled ids from `FIRST_CODE` on, counted from 0."""
 
-    def __init__(self) -> None:
-        self._codes: list[int] = []
+    def __init__(self, framing: Framing | None) -> None:
+        self._windows: FrameWindows[int] = FrameWindows(framing)
 
     def on_tokens(self, token_ids: Sequence[int]) -> list[Payload]:
-        self._codes += [token - FIRST_CODE for token in token_ids if token >= FIRST_CODE]
-        return []
+        codes = [token - FIRST_CODE for token in token_ids if token >= FIRST_CODE]
+        return [codes_payload(*made) for made in self._windows.push(codes)]
 
     def on_rows(self, rows: StepRows) -> list[Payload]:
         return []
 
     def on_end(self) -> list[Payload]:
-        if not self._codes:
-            return []
-        return [Payload({CODES: per_token(torch.tensor(self._codes, dtype=torch.int32))})]
+        return [codes_payload(*made) for made in self._windows.flush()]
 
 
 class CodesInput:
@@ -125,11 +133,33 @@ class CodesInput:
     def __init__(self, context: StageContext) -> None:
         pass
 
-    def plan(self, uid: str, payload: Payload, params: Mapping[str, Scalar]) -> PromptPlan:
+    def open(self, uid: str, params: Mapping[str, Scalar]) -> CodesInput:
+        return self  # a window says it all
+
+    def on_payload(self, payload: Payload, *, last: bool) -> Input:
         codes = _field(payload, CODES, torch.int32)
         if int(codes.min()) < 0 or int(codes.max()) >= NUM_CODES:
             raise AdapterError(f"codes must lie between 0 and {NUM_CODES - 1}")
-        return PromptPlan(tuple(codes.tolist()))
+        first, left, right = (_count(payload, name) for name in (FIRST, LEFT, RIGHT))
+        check_window(first, left, right, len(codes))
+        extra = {FIRST: first, LEFT: left, RIGHT: right}
+        return Input(PromptPlan(tuple(codes.tolist()), extra=extra))
+
+    def on_end(self) -> Input:
+        return Input()
+
+
+def codes_payload(window: Window, codes: Sequence[int]) -> Payload:
+    """The codes of a window, int32 [n], and where it lies in the stream."""
+    meta: dict[str, Scalar] = {FIRST: window.first, LEFT: window.left, RIGHT: window.right}
+    return Payload({CODES: per_token(torch.tensor(codes, dtype=torch.int32))}, meta)
+
+
+def _count(payload: Payload, name: str) -> int:
+    value = payload.meta.get(name, 0)
+    if type(value) is not int:
+        raise AdapterError(f"{name!r} of a window of codes is {value!r}, not a count")
+    return value
 
 
 def _spoken(parts: Sequence[str]) -> list[Payload]:

@@ -1,12 +1,18 @@
 """The codec decoder as a stage of vLLM: an attention-free pooling model. A prompt is a run of
 codes, its pooled output the waveform, float32 [samples] at 24 kHz.
 
-Nothing is kept between requests. Where one request's codes end and the next one's begin is known
-to the pooler only, so the forward pass hands the ids through and the pooler decodes them.
+Without more, a prompt is a whole utterance. With the keys of a `Window` in `extra_kwargs` it is one
+chunk of a stream of codes, and the output is the sound of its new codes, 600 samples each. The
+chunks of a request come in order, one prompt at a time; between them a request keeps the phase of
+its pulse train, in upstream's own per-request state, and nothing else.
+
+Where one request's codes end and the next one's begin is known to the pooler only, so the forward
+pass hands the ids through and the pooler decodes them.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
@@ -17,10 +23,12 @@ from vllm.model_executor.layers.pooler import Pooler
 from vllm.model_executor.models.interfaces import IsAttentionFree
 from vllm.model_executor.models.interfaces_base import attn_type
 from vllm.model_executor.models.utils import AutoWeightsLoader
-from vllm.v1.pool.metadata import PoolingMetadata
+from vllm.v1.pool.metadata import PoolingMetadata, PoolingStates
 
 from antiphon.models.voice.code2wav_config import Code2WavConfig
-from antiphon.models.voice.codec import CodecDecoder, CodecSizes, synthesise
+from antiphon.models.voice.codec import FRAMES_PER_CODE, CodecDecoder, CodecSizes
+from antiphon.models.voice.synthesis import MARGIN, Span, synthesise
+from antiphon.models.voice.windows import Window, window_of
 
 
 def sizes_of(config: Code2WavConfig) -> CodecSizes:
@@ -39,7 +47,11 @@ def sizes_of(config: Code2WavConfig) -> CodecSizes:
 
 
 class WaveformPooler(Pooler):
-    """Decodes the step's requests, those of equal length in one forward pass."""
+    """Decodes the step's requests, those with windows of equal sizes in one forward pass.
+
+    Never raises for a request's sake, since that would end the others' too: see `window_of`; a
+    stream whose earlier chunk this pooler has not seen goes on with phase 0.
+    """
 
     def __init__(self, decoder: CodecDecoder, seed: int) -> None:
         super().__init__()
@@ -55,20 +67,51 @@ class WaveformPooler(Pooler):
         """`hidden_states` are the ids of the step [num_tokens]; one waveform per request."""
         lengths = pooling_metadata.prompt_lens.tolist()
         codes = torch.split(hidden_states.long(), lengths)
-        groups: dict[int, list[int]] = {}
-        for index, length in enumerate(lengths):
-            groups.setdefault(length, []).append(index)
+        params = pooling_metadata.pooling_params
+        windows = [window_of(p.extra_kwargs, n) for p, n in zip(params, lengths, strict=True)]
+        groups: defaultdict[tuple[int, int, int], list[int]] = defaultdict(list)
+        for index, (length, window) in enumerate(zip(lengths, windows, strict=True)):
+            groups[length, window.left, window.right].append(index)
         waves: dict[int, torch.Tensor] = {}
-        for indices in groups.values():
-            spectrum, pitch = self._decoder[0](torch.stack([codes[i] for i in indices]))
+        for (_, left, right), indices in groups.items():
+            spectrum, pitch = self._decoder[0](
+                torch.stack([codes[i] for i in indices]), left, right
+            )
             for row, index in enumerate(indices):
-                wave = synthesise(
-                    spectrum[row].float().cpu().numpy(),
-                    pitch[row].float().cpu().numpy(),
-                    self._seed,
-                )
-                waves[index] = torch.from_numpy(wave)
+                state = pooling_metadata.pooling_states[index]
+                waves[index] = self._sound(spectrum[row], pitch[row], windows[index], state)
         return [waves[index] for index in range(len(lengths))]
+
+    def _sound(
+        self, spectrum: torch.Tensor, pitch: torch.Tensor, window: Window, state: PoolingStates
+    ) -> torch.Tensor:
+        """The waveform of a window's new codes; moves the request's phase on to their end."""
+        span = Span(
+            first=FRAMES_PER_CODE * window.first,
+            left=min(FRAMES_PER_CODE * window.left, MARGIN),
+            right=min(FRAMES_PER_CODE * window.right, MARGIN),
+        )
+        phase = _phase(state, span.first)
+        wave, end_phase = synthesise(
+            spectrum.float().cpu().numpy(), pitch.float().cpu().numpy(), self._seed, span, phase
+        )
+        end = span.first + len(pitch) - span.left - span.right
+        _keep_phases(state, {span.first: phase, end: end_phase})
+        return torch.from_numpy(wave)
+
+
+def _phase(state: PoolingStates, frame: int) -> float:
+    """The phase at the start of `frame`; 0 at the utterance's start and where none is known."""
+    known = {int(at): phase for table in state.hidden_states_cache for at, phase in table.tolist()}
+    return known.get(frame, 0.0) if frame else 0.0
+
+
+def _keep_phases(state: PoolingStates, phases: dict[int, float]) -> None:
+    """Replace what is kept by these phases at the starts of frames: float64 [n, 2].
+
+    The window's start stays too, so that the same window decoded again gives the same sound.
+    """
+    state.hidden_states_cache[:] = [torch.tensor(list(phases.items()), dtype=torch.float64)]
 
 
 @attn_type("attention_free")

@@ -1,5 +1,5 @@
-"""From codec ids to a waveform: codebook, decoder, the decoder blocks of hibari and its
-source-filter synthesis.
+"""The codec's network: from ids through codebook, decoder and the decoder blocks of hibari to what
+`synthesis` makes sound of.
 
 A code stands for 25 ms: two frames of 12.5 ms, 600 samples at 24 kHz.
 """
@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
 import torch
-from hibari import dsp
 from torch import nn
 
+from antiphon.models.voice.synthesis import MARGIN, SPECTRUM_REACH
+
 FRAMES_PER_CODE = 2
-_BINS = dsp.N_FFT // 2 + 1
+_KERNEL = 7  # of every convolution
 _LOG_PITCH_SCALE, _LOG_PITCH_SHIFT = 3.0, 5.3  # how the codec was trained: 3 * (ln f0 - 5.3)
 
 
@@ -33,15 +32,26 @@ class CodecSizes:
     spectrum: int = 3005
     tail_eps: float = 1e-6
 
+    @property
+    def tail_context(self) -> int:
+        """Codes on either side of a code whose features its samples depend on."""
+        frames = max(self.tail_layers * (_KERNEL // 2) + SPECTRUM_REACH, MARGIN)
+        return -(-frames // FRAMES_PER_CODE)
+
+    @property
+    def context(self) -> int:
+        """Codes on either side of a code that its samples depend on, given the phase."""
+        return self.layers * (_KERNEL // 2) + self.tail_context
+
 
 class ConvNeXt(nn.Module):
     """Depthwise convolution over time, then two pointwise layers, added to the input. [batch,
     time, dim].
     """
 
-    def __init__(self, dim: int, inner: int, eps: float, kernel: int = 7) -> None:
+    def __init__(self, dim: int, inner: int, eps: float) -> None:
         super().__init__()
-        self.dw = nn.Conv1d(dim, dim, kernel, padding=kernel // 2, groups=dim)
+        self.dw = nn.Conv1d(dim, dim, _KERNEL, padding=_KERNEL // 2, groups=dim)
         self.norm = nn.LayerNorm(dim, eps=eps)
         self.pw1 = nn.Linear(dim, inner)
         self.pw2 = nn.Linear(inner, dim)
@@ -60,6 +70,7 @@ class CodecDecoder(nn.Module):
     def __init__(self, sizes: CodecSizes) -> None:
         super().__init__()
         dim = sizes.hidden
+        self._tail_context = sizes.tail_context
         self.codebook = nn.Embedding(sizes.codes, sizes.code_dim)
         self.expand = nn.Linear(sizes.code_dim, dim)
         self.blocks = nn.ModuleList(ConvNeXt(dim, sizes.inner, 1e-6) for _ in range(sizes.layers))
@@ -74,11 +85,15 @@ class CodecDecoder(nn.Module):
         self.tail_norm = nn.LayerNorm(dim, eps=sizes.tail_eps)
         self.head = nn.Linear(dim, sizes.spectrum)
 
-    def forward(self, codes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """[batch, n] codes to the spectrum parts [batch, 2n, 3005] and the pitch in Hz [batch,
-        2n], 0 if unvoiced.
+    def forward(
+        self, codes: torch.Tensor, left: int = 0, right: int = 0
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """[batch, n] codes to the spectrum parts [batch, f, 3005] and the pitch in Hz [batch, f], 0
+        if unvoiced.
+
+        The first `left` and the last `right` codes are context. The f frames are those of the other
+        codes, and on either side those of the context up to `MARGIN`.
         """
-        batch, frames = codes.shape[0], FRAMES_PER_CODE * codes.shape[1]
         x = self.expand(self.codebook(codes))
         for block in self.blocks:
             x = block(x)
@@ -86,21 +101,20 @@ class CodecDecoder(nn.Module):
         # [batch, n, 4]: log pitch of both frames, then how voiced each is
         pitch, voiced = self.to_pitch(x).split(FRAMES_PER_CODE, dim=-1)
         hertz = torch.exp(pitch / _LOG_PITCH_SCALE + _LOG_PITCH_SHIFT) * (voiced > 0)
-        x = self.to_features(x).reshape(batch, frames, -1) * self.std + self.mean
+        hertz = hertz.flatten(1)
+        # Frames are the costly part: from here on only the context that still has an effect.
+        near = self._tail_context
+        x = self.to_features(_inner(x, left, right, near))
+        x = x.unflatten(-1, (FRAMES_PER_CODE, -1)).flatten(1, 2) * self.std + self.mean
         for block in self.tail:
             x = block(x)
-        return self.head(self.tail_norm(x)), hertz.reshape(batch, frames)
+        left, right = FRAMES_PER_CODE * left, FRAMES_PER_CODE * right
+        x = _inner(x, min(left, FRAMES_PER_CODE * near), min(right, FRAMES_PER_CODE * near), MARGIN)
+        return self.head(self.tail_norm(x)), _inner(hertz, left, right, MARGIN)
 
 
-def synthesise(
-    spectrum: npt.NDArray[np.float32], pitch: npt.NDArray[np.float32], seed: int
-) -> npt.NDArray[np.float32]:
-    """The waveform [300 * frames] of one utterance from spectrum parts [frames, 3005] and pitch
-    [frames].
-
-    The noise comes from `seed` alone, so the result never depends on what else is being
-    synthesised.
+def _inner(x: torch.Tensor, left: int, right: int, keep: int) -> torch.Tensor:
+    """[batch, time, …] with `left` and `right` steps of context, of each only the `keep` inner
+    ones.
     """
-    parts = [np.ascontiguousarray(part) for part in spectrum.T.reshape(5, _BINS, -1)]
-    wave: npt.NDArray[np.float32] = dsp.synth(*parts, pitch, np.random.default_rng(seed))
-    return wave
+    return x[:, max(0, left - keep) : x.shape[1] - max(0, right - keep)]

@@ -4,6 +4,7 @@ spoken at the talker.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -16,12 +17,14 @@ from antiphon.models.voice.weights import chat_template
 from antiphon.pipeline.detokenize import load_tokenizer
 from antiphon.pipeline.entry import EntryRequest, Message
 
+_ANSWER = "\0"  # stands for an answer in a rendered conversation; no template writes it
+
 
 class ChatEntry:
     """A conversation as one prompt of the thinker, in the model's own chat template.
 
     Without a system message the template puts in the model's own; this small model answers worse
-    with another.
+    with another. A SessionEntryAdapter: the conversation can go on after an answer.
     """
 
     def __init__(self, checkpoint: Path) -> None:
@@ -31,14 +34,7 @@ class ChatEntry:
         self._template = sandbox.from_string(chat_template(checkpoint))
 
     def prompts(self, request: EntryRequest) -> list[list[int]]:
-        messages = request.messages or (Message("user", request.text),)
-        if not messages[-1].content.strip():
-            raise EmptyInputError("There is no text to answer: give one.")
-        prompt = self._template.render(
-            messages=[{"role": m.role, "content": m.content.strip()} for m in messages],
-            add_generation_prompt=True,
-        )
-        ids: list[int] = self._tokenizer.encode(prompt, add_special_tokens=False).ids
+        ids = self._encode(self._render(request.messages or (Message("user", request.text),)))
         limit = THINKER_CONTEXT - THINKER_REPLY
         if len(ids) > limit:
             raise InputTooLongError(
@@ -46,6 +42,27 @@ class ChatEntry:
                 " answer: shorten it."
             )
         return [ids]
+
+    def continuation(self, text: str) -> list[int]:
+        """What the template puts after an answer, up to where the next one begins.
+
+        That is independent of the answer: the template closes one with a special token, at which
+        the tokenizer always splits, and what the conversation began with is history already.
+        """
+        conversation = (Message("user", ""), Message("assistant", _ANSWER), Message("user", text))
+        return self._encode(self._render(conversation).partition(_ANSWER)[2])
+
+    def _render(self, messages: Sequence[Message]) -> str:
+        if not messages[-1].content.strip():
+            raise EmptyInputError("There is no text to answer: give one.")
+        return self._template.render(
+            messages=[{"role": m.role, "content": m.content.strip()} for m in messages],
+            add_generation_prompt=True,
+        )
+
+    def _encode(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
 
 
 class SpeechEntry:

@@ -11,6 +11,7 @@ from antiphon.models.voice.limits import (
     THINKER_REPLY,
 )
 from antiphon.models.voice.vocabulary import EOS, SAMPLE_RATE
+from antiphon.models.voice.windows import CONTEXT_CODES
 from antiphon.pipeline.topology import Edge, EdgeMode, Entry, Stage, StageKind, Topology
 
 _HERE = "antiphon.models.voice"
@@ -85,7 +86,7 @@ TOPOLOGY = Topology(
             name="speak",
             producer="thinker",
             consumer="talker",
-            mode=EdgeMode.FULL,
+            mode=EdgeMode.STREAM,
             output_adapter=f"{_HERE}.adapters:SpeakOutput",
             input_adapter=f"{_HERE}.adapters:SpeakInput",
             split=True,
@@ -94,9 +95,16 @@ TOPOLOGY = Topology(
             name="codes",
             producer="talker",
             consumer="code2wav",
-            mode=EdgeMode.FULL,
+            mode=EdgeMode.STREAM,
             output_adapter=f"{_HERE}.adapters:CodesOutput",
             input_adapter=f"{_HERE}.adapters:CodesInput",
+            options={
+                "initial_frames": 10,  # 0.25 s of sound, heard early
+                "steady_frames": 40,
+                "frame_ramp": 2.0,
+                "left_context": CONTEXT_CODES,
+                "right_context": CONTEXT_CODES,
+            },
         ),
     ),
     entries=(

@@ -1,0 +1,22 @@
+"""Seam: taking a request out of upstream's queues, and having a running one passed over.
+
+Reason: a request whose next step lacks its input must not be scheduled, and must not cost a look in
+every step. Upstream passes over a running request until `Request.next_decode_eligible_step`, which
+it sets itself for pipeline-parallel decoding with its v2 runner only. Names used: that attribute,
+`Scheduler.{waiting, kv_holding_waiting, deferred_waiting}`, `RequestQueue.remove_requests`.
+Fallback: `_handle_blocked_waiting_request`, which costs a look per step and request.
+"""
+
+from __future__ import annotations
+
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import Request
+
+NEVER = 1 << 60  # a step that is never reached
+
+
+def dequeue(scheduler: Scheduler, request: Request) -> None:
+    """Take a request that is not running out of whichever queue holds it."""
+    scheduler.waiting.remove_requests([request])
+    scheduler.kv_holding_waiting.remove_requests([request])
+    scheduler.deferred_waiting.discard(request)
