@@ -7,11 +7,13 @@ from antiphon.orchestrator.api import (
     OmniEvent,
     OmniRequest,
     Reply,
+    SessionEvent,
     StageTiming,
     TextDelta,
     Timings,
 )
 from antiphon.orchestrator.omni import AsyncOmni
+from antiphon.orchestrator.sessions import Session
 from antiphon.orchestrator.sync import Omni
 from antiphon.pipeline.deployment import Deployment, StageDeployment, load_deployment
 from antiphon.pipeline.topology import Edge, EdgeMode, Entry, Stage, StageKind, Topology
@@ -31,6 +33,8 @@ __all__ = [
     "OmniEvent",
     "OmniRequest",
     "Reply",
+    "Session",
+    "SessionEvent",
     "Stage",
     "StageDeployment",
     "StageKind",

@@ -19,6 +19,7 @@ AntiphonError
 │   ├── StageStartError
 │   ├── StageDiedError
 │   ├── StageStepError
+│   ├── PreemptedError
 │   ├── StageInputTimeout
 │   ├── DeadlineExceededError
 │   ├── SampledLogprobContractError
@@ -166,6 +167,13 @@ class StageStepError(StageError):
     """The engine raised while it executed a step that this request was part of."""
 
     code = "stage_step"
+    retryable = True
+
+
+class PreemptedError(StageError):
+    """The request lost its cache blocks to others, and its stage cannot compute it again."""
+
+    code = "preempted"
     retryable = True
 
 

@@ -74,6 +74,10 @@ def test_printed_configuration_can_be_deployed(antiphon: Antiphon, workplace: Pa
         ["chat", ""],
         ["chat", "--print-config", "--pipeline", "sample"],
         ["chat", "hi", "--pipeline", "nothing"],
+        ["say", "hi"],
+        ["bench", "stream", "--help"],
+        ["bench", "worker", "--help"],
+        ["bench", "stream", "--pipeline", "sample"],
     ],
 )
 def test_light_commands_import_nothing_heavy(
@@ -160,6 +164,19 @@ def test_parser_reads_a_whole_line() -> None:
 @pytest.mark.parametrize("line", [["-v", "check"], ["check", "-v"]])
 def test_verbose_works_on_both_sides(line: list[str]) -> None:
     assert build_parser().parse_args(line).verbose
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [([], (1, 2, 4, 8)), (["--concurrency", "4, 1,4"], (1, 4))]
+)
+def test_numbers_of_callers(given: list[str], expected: tuple[int, ...]) -> None:
+    """In order, each once."""
+    assert build_parser().parse_args(["bench", "stream", *given]).concurrency == expected
+
+
+@pytest.mark.parametrize("command_", ["chat", "say"])
+def test_help_shows_what_to_pipe_sound_into(command_: str, antiphon: Antiphon) -> None:
+    assert "--raw | aplay -r 24000 -f S16_LE" in antiphon(command_, "--help").stdout
 
 
 @pytest.mark.parametrize("number", ["-1", "1.5", "many"])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import pty
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from commands import Antiphon
+from commands import Antiphon, command
 
 SAY = ("say", "hello", "--pipeline", "sample", "--out")
 CHAT = ("chat", "hello", "--pipeline", "sample")
@@ -28,11 +30,22 @@ WRONG = {
     "output of a benchmark": (("bench", "scheduler", "--json", "nowhere/x"), "does not exist"),
     "no deployment file": ((*CHAT, "--deployment", "none.yaml"), "none.yaml: cannot be read"),
     "speech file without speech": ((*CHAT, "--text-only", "--out", "x.wav"), "--out needs speech"),
+    "raw sound without speech": ((*CHAT, "--text-only", "--raw"), "--raw needs speech"),
+    "raw sound and a bad file": (
+        (*SAY, "nowhere/x.wav", "--raw"),
+        "nowhere does not exist",
+    ),
     "zero tokens": ((*CHAT, "--max-tokens", "0"), "'0' is not a whole number of at least 1"),
     "no command": ((), "COMMAND"),
     "unknown command": (("chatt",), "invalid choice: 'chatt'"),
     "unknown option": ((*CHAT, "--pipline", "x"), "unrecognized arguments: --pipline"),
-    "say without out": (("say", "hello"), "--out"),
+    "say without out": (("say", "hello"), "give --out FILE, or --raw and a player"),
+    "no callers": (("bench", "stream", "--concurrency", "1,0"), "'0' is not a whole number"),
+    "callers without a comma": (("bench", "stream", "--concurrency", "1 2"), "'1 2' is not"),
+    "no rounds": (("bench", "stream", "--rounds", "0"), "'0' is not a whole number"),
+    "nothing to compare": (("bench", "stream", "--pipeline", "sample"), "has mode stream"),
+    "output of bench worker": (("bench", "worker", "--json", "nowhere/x"), "does not exist"),
+    "output of bench stream": (("bench", "stream", "--json", "nowhere/x"), "does not exist"),
 }
 
 
@@ -72,6 +85,30 @@ def test_bad_deployment(text: str, message: str, antiphon: Antiphon, workplace: 
 def test_bad_timeout_in_the_environment(value: str, antiphon: Antiphon, workplace: Path) -> None:
     done = antiphon(*CHAT, settings={"ANTIPHON_INPUT_WAIT_TIMEOUT_S": value})
     assert_one_line_error(done.returncode, done.stderr, "ANTIPHON_INPUT_WAIT_TIMEOUT_S")
+    assert list(workplace.iterdir()) == []
+
+
+@pytest.mark.parametrize("arguments", [CHAT, ("say", "hello", "--pipeline", "sample")])
+def test_raw_sound_is_not_for_a_terminal(
+    arguments: tuple[str, ...], environment: dict[str, str], workplace: Path
+) -> None:
+    """The message shows what to pipe it into, with the pipeline's own sample rate."""
+    reading, terminal = pty.openpty()
+    try:
+        done = subprocess.run(
+            command([*arguments, "--raw"]),
+            cwd=workplace,
+            env=environment,
+            stdout=terminal,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    finally:
+        os.close(terminal)
+        os.close(reading)
+    assert_one_line_error(done.returncode, done.stderr, "--raw | aplay -r 24000 -f S16_LE")
     assert list(workplace.iterdir()) == []
 
 

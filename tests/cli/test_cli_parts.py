@@ -20,6 +20,7 @@ from antiphon.cli import signals
 from antiphon.cli.lines import LineReader
 from antiphon.cli.progress import StageProgress
 from antiphon.cli.table import timings_table
+from antiphon.core.continuity import measure
 from antiphon.orchestrator.api import StageTiming, Timings
 
 
@@ -127,6 +128,23 @@ def test_table_without_audio() -> None:
     out = io.StringIO()
     Console(file=out, width=100).print(timings_table(Timings(total_s=1.0, ttft_s=0.5)))
     assert out.getvalue().startswith("TTFT 0.50 s   total 1.00 s\n")
+    assert "playback" not in out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("chunks", "expected"),
+    [
+        ([(0.0, 1.0), (0.9, 1.0)], "continuous"),
+        ([(0.0, 1.0), (1.09, 1.0)], "continuous"),  # too short to count
+        ([(0.0, 1.0), (1.35, 1.0)], "worst gap 0.35 s (1 gap)"),
+        ([(0.0, 1.0), (1.35, 1.0), (2.5, 1.0)], "worst gap 0.35 s (2 gaps)"),
+    ],
+)
+def test_table_says_how_playback_went(chunks: list[tuple[float, float]], expected: str) -> None:
+    timings = Timings(total_s=3.0, audio_s=2.0, continuity=measure(chunks))
+    out = io.StringIO()
+    Console(file=out, width=100).print(timings_table(timings))
+    assert out.getvalue().splitlines()[1].rstrip() == f"playback: {expected}"
 
 
 def test_progress_lines(capsys: pytest.CaptureFixture[str]) -> None:

@@ -79,6 +79,12 @@ def test_edge_of_the_deployment_reaches_both_ends() -> None:
     assert out.options == into.options == {"first": 8}
 
 
+def test_a_stage_that_cannot_recompute_is_told() -> None:
+    stages = (THINKER, replace(TALKER, recomputes=False), CODE2WAV)
+    found = specs_of(replace(TOPOLOGY, stages=stages))
+    assert [found[name].recomputes for name in ("thinker", "talker")] == [True, False]
+
+
 def test_active_streams_reach_the_stage() -> None:
     window = StageDeployment(active_streams=4)
     found = specs_of(TOPOLOGY, stages={"code2wav": window})

@@ -106,6 +106,10 @@ WRONG = {
         {"stages": (THINKER, replace(TALKER, atomic_inputs=True), CODE2WAV)},
         "talker is an ar stage.*remove atomic_inputs",
     ),
+    "generation stage that cannot recompute": (
+        {"stages": (THINKER, TALKER, replace(CODE2WAV, recomputes=False))},
+        "code2wav is a generation stage.*remove recomputes",
+    ),
     "sample rate": ({"sample_rate": 0}, "sample_rate is 0"),
 }
 

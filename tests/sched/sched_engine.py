@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from sched_worker import OUT, Answer, Worker
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -21,23 +22,24 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
-from antiphon.core.prompt_plan import PromptPlan
-from antiphon.core.tickets import Arrived, Fetch, StageNews, StageWork
+from antiphon.core.budget import EdgeLimits
+from antiphon.core.options import ConnectorSpec, OutEdge, StageOptions
+from antiphon.core.prompt_plan import PromptPlan, PromptUpdate, UpdateKind
+from antiphon.core.tickets import StageWork
 from antiphon.errors import AntiphonError, ErrorInfo
 from antiphon.payload.ref import Ref
 from antiphon.sched.ar import ARMixin, ARScheduler, AsyncARScheduler
 from antiphon.sched.coordinator import Wait
 from antiphon.sched.events import SegmentEnd
 from antiphon.sched.mixin import StageSchedulerMixin
+from antiphon.sched.sessions import SessionUpdate
 from antiphon.testing.clock import ManualClock
-from antiphon.upstream.envelopes import with_news, work_of
+from antiphon.upstream.envelopes import news_of, with_news, work_of
 from factory import is_prefilling, make_output, make_request, make_scheduler
 
 TOKENS = 12  # few different ones, so that stop tokens are hit
 EDGE = "speech"
-OUT = "codes"
 
-Answer = PromptPlan | AntiphonError
 TokenAt = Callable[[str, int], int]
 
 
@@ -94,6 +96,7 @@ class Engine:
         elif not self.in_flight:
             return done
         scheduled, output = self.in_flight.pop()
+        self.returned(output)
         if before_update is not None:
             before_update()
         done.outputs = dict(self.scheduler.update_from_output(scheduled, output))
@@ -110,6 +113,9 @@ class Engine:
             output.logprobs = logprobs_for(output.sampled_token_ids)
         return self.alter(output)
 
+    def returned(self, output: ModelRunnerOutput) -> None:
+        """This result is processed now."""
+
     def _sample(self, uid: str) -> int:
         return self.token(uid, self.scheduler.requests[uid].num_computed_tokens)
 
@@ -124,12 +130,17 @@ class Outcome:
     """What the caller of one request has been told."""
 
     tokens: list[int] = field(default_factory=list)
+    by_epoch: dict[int, list[int]] = field(default_factory=dict)  # the same, segment by segment
     ends: list[FinishReason] = field(default_factory=list)
     error: ErrorInfo | None = None
 
 
 class Stage(Engine):
-    """A stage's scheduler with everything that its host and its worker would do."""
+    """A stage's scheduler with everything that its host and its worker would do.
+
+    With `limits` its outgoing edge is a stream, and its worker sends a chunk for each step's tokens
+    of a routed request.
+    """
 
     scheduler: StageSchedulerMixin
 
@@ -139,26 +150,41 @@ class Stage(Engine):
         *,
         clock: ManualClock | None = None,
         token: TokenAt = token_at,
+        limits: EdgeLimits | None = None,
+        active_streams: int = 0,
+        recomputes: bool = True,
+        atomic_inputs: bool = False,
         **kw: Any,
     ) -> None:
         overlap = issubclass(cls, AsyncARScheduler)
         kw.setdefault("enable_prefix_caching", False)
-        scheduler = make_scheduler(with_clock(cls, clock), async_scheduling=overlap, **kw)
+        options = StageOptions(
+            "stage",
+            ConnectorSpec("inproc", "run"),
+            outputs=() if limits is None else (OutEdge(OUT, "", stream=True, limits=limits),),
+            atomic_inputs=atomic_inputs,
+            active_streams=active_streams,
+            recomputes=recomputes,
+        )
+        scheduler = make_scheduler(
+            with_clock(cls, clock), async_scheduling=overlap, options=options, **kw
+        )
         super().__init__(scheduler, 2 if overlap else 1, token)
         self.block_size = int(kw.get("block_size", 16))
         self.pools = not scheduler.samples
-        # What the worker's input adapter makes of a chunk, by consumer and seq.
-        self.answers: dict[tuple[str, int], Answer | int] = {}
-        self.fetched: list[tuple[str, int]] = []  # (consumer, seq), in order
-        self.used: list[str] = []  # keys of chunks that consumers have used up
+        self.worker = Worker(produces=limits is not None)
+        self.works = self.worker.works
+        self.refs = self.worker.refs
+        self.failures = self.worker.failures
+        self.fetched = self.worker.fetched
+        self.delivered: set[str] = set()  # keys of incoming chunks
+        self.used: list[str] = []  # those that are used up
+        self.sent: list[Ref] = []  # outgoing chunks, in order
         self.segments: list[SegmentEnd] = []
-        # What the worker reports with the next step: payloads stored, requests that failed.
-        self.refs: list[Ref] = []
-        self.failures: list[tuple[str, ErrorInfo]] = []
-        self.works: list[StageWork] = []  # the worker's orders, step by step
         self.finished: list[str] = []  # ids whose state the worker was told to drop
         self.outcomes: dict[str, Outcome] = {}
         self.arrivals = 0
+        self.preemptions = 0
         self.total_blocks = self.free_blocks
 
     # --- the host -----------------------------------------------------------------------------
@@ -174,12 +200,14 @@ class Stage(Engine):
         edges: tuple[str, ...] = (),
         timeout_s: float = 0.0,
         logprobs: int | None = None,
+        epoch: int = 0,
         **kw: Any,
     ) -> Request:
         """A request of the pipeline, as the stage's host adds it; `stream`: gated, by chunks."""
         gated |= stream
         self.arrivals += 1
         kw.setdefault("arrival_time", float(self.arrivals))
+        kw.setdefault("pooling", not self.scheduler.samples)
         request = make_request(
             uid,
             1 if gated else n,
@@ -196,49 +224,87 @@ class Stage(Engine):
             edges=edges,
             params={},
             num_prompt_tokens=request.num_prompt_tokens,
+            epoch=epoch,
         )
         self.scheduler.add_request(request)
         if session:
-            assert isinstance(self.scheduler, ARMixin)
-            self.scheduler.open_session(uid, 0)
+            self.sessions.open_session(uid, epoch)
+        if stream and self.scheduler.samples:
+            self.worker.rows[uid] = 0
         self.outcomes[uid] = Outcome()
         return request
+
+    @property
+    def sessions(self) -> ARMixin:
+        assert isinstance(self.scheduler, ARMixin)
+        return self.scheduler
 
     def deliver(
         self,
         uid: str,
-        answer: Answer | int | None = None,
+        answer: Answer | None = None,
         *,
         seq: int = 0,
         end: bool = True,
         epoch: int = 0,
     ) -> Ref:
-        """Announce a chunk for `uid`; the worker's adapter will make `answer` of it: a prompt, an
-        error, or so many decode rows.
-        """
+        """Announce a chunk for `uid`; the worker's adapter will make `answer` of it."""
         key = f"key-{uid}-{epoch}-{seq}"
         ref = Ref(f"producer-of-{uid}", EDGE, seq, end, key=key, nbytes=8, epoch=epoch)
         if answer is not None:
-            self.answers[uid, seq] = answer
+            self.worker.answers[uid, seq] = answer
+        self.delivered.add(key)
         self.scheduler.deliver(uid, ref)
         return ref
 
-    def deliver_nothing(self, uid: str, *, seq: int = 0) -> None:
-        """The producer ended with an empty chunk."""
+    def deliver_nothing(self, uid: str, *, seq: int = 0, answer: Answer | None = None) -> None:
+        """The producer ended with an empty chunk; `answer` is what the adapter has left."""
+        if answer is not None:
+            self.worker.answers[uid, seq] = answer
         self.scheduler.deliver(uid, Ref(f"producer-of-{uid}", EDGE, seq, end=True))
 
-    def abort(self, uid: str) -> None:
+    def update(
+        self,
+        uid: str,
+        epoch: int,
+        *tokens: int,
+        kind: UpdateKind = UpdateKind.EXTEND,
+        keep: int = 0,
+        params: SamplingParams | None = None,
+    ) -> None:
+        """New input of a session; what is wrong with it ends the session, as in the host."""
+        update = SessionUpdate(epoch, PromptUpdate(kind, tokens, keep), params)
+        try:
+            self.sessions.update_session(uid, update)
+        except AntiphonError as error:
+            self.scheduler.fail_requests([uid], error)
+        self._collect()
+
+    def interrupt(self, uid: str) -> bool:
+        """As the host does it: what is reported now is all that there will be of the segment."""
+        interrupted = self.sessions.interrupt(uid)
+        self._collect()
+        return interrupted
+
+    def consume(self, count: int | None = None, uid: str = "") -> list[str]:
+        """The consumers use up the oldest outgoing chunks (all by default; of `uid` if given)."""
+        mine = [r for r in self.sent if r.key is not None and r.uid.startswith(uid)]
+        taken = mine if count is None else mine[:count]
+        self.sent = [ref for ref in self.sent if ref not in taken and ref.key is not None]
+        keys = [ref.key for ref in taken if ref.key is not None]
+        self.scheduler.used(OUT, keys)
+        return keys
+
+    def abort(self, *uids: str) -> None:
         """As the engine core does it: the caller is told by the orchestrator."""
-        for request in self.scheduler.finish_requests([uid], RequestStatus.FINISHED_ABORTED):
+        for request in self.scheduler.finish_requests(uids, RequestStatus.FINISHED_ABORTED):
             self.outcomes[request.request_id].ends.append(FinishReason.ABORT)
 
     def step(self, before_update: Callable[[], object] | None = None) -> Done:
         done = super().step(before_update)
-        events = self.scheduler.coordinator.take_events()
-        self.used += events.used.get(EDGE, [])
-        self.segments += events.segments
+        errors, ended = self._collect()
         for out in done:
-            self._note(out, events.errors)
+            self._note(out, errors, ended)
         self.check()
         return done
 
@@ -250,35 +316,43 @@ class Stage(Engine):
             self.step()
         raise AssertionError(f"still busy after {limit} steps")
 
-    def _note(self, out: EngineCoreOutput, errors: dict[str, ErrorInfo]) -> None:
-        outcome = self.outcomes[out.request_id]
+    def _collect(self) -> tuple[dict[str, ErrorInfo], dict[str, int]]:
+        """What the host is told beside outputs: errors, and the segments that have ended."""
+        events = self.scheduler.coordinator.take_events()
+        self.used += events.used.get(EDGE, [])
+        self.sent += events.refs
+        self.segments += events.segments
+        return events.errors, {end.uid: end.epoch for end in events.segments}
+
+    def _note(
+        self, out: EngineCoreOutput, errors: dict[str, ErrorInfo], ended: dict[str, int]
+    ) -> None:
+        uid = out.request_id
+        outcome = self.outcomes[uid]
         outcome.tokens += out.new_token_ids
+        # What ended in this update may be in its next segment already.
+        epoch = ended[uid] if uid in ended else self.scheduler.coordinator.epoch(uid)
+        outcome.by_epoch.setdefault(epoch, []).extend(out.new_token_ids)
         if out.finish_reason is not None:
             outcome.ends.append(out.finish_reason)
-            outcome.error = errors.get(out.request_id)
+            outcome.error = errors.get(uid)
 
     # --- the worker ---------------------------------------------------------------------------
 
     def run(self, scheduled: SchedulerOutput) -> ModelRunnerOutput:
         self.finished += scheduled.finished_req_ids
-        news = StageNews(refs=self.refs, failed=self.failures)
-        self.refs, self.failures = [], []
-        if (work := work_of(scheduled)) is not None:
-            self.works.append(work)
-            for fetch in work.fetches:
-                self._fetch(fetch, news)
+        self.preemptions += len(scheduled.preempted_req_ids or ())
+        for new in scheduled.scheduled_new_reqs:
+            place = new.req_id, self.scheduler.coordinator.epoch(new.req_id)
+            self.worker.prompts[place] = list(new.prompt_token_ids or ())
+            self.worker.begun.append((new.req_id, list(new.prompt_token_ids or ())))
+        work = work_of(scheduled)
+        news = self.worker.run(self.scheduler, scheduled, StageWork() if work is None else work)
         return with_news(super().run(scheduled), news)
 
-    def _fetch(self, fetch: Fetch, news: StageNews) -> None:
-        uid, ref = fetch.uid, fetch.ref
-        self.fetched.append((uid, ref.seq))
-        match self.answers.get((uid, ref.seq)):
-            case PromptPlan() as plan_:
-                news.arrived.append(Arrived(uid, ref.key, ref.end, plan_))
-            case AntiphonError() as error:
-                news.failed.append((uid, error.to_wire()))
-            case rows:
-                news.arrived.append(Arrived(uid, ref.key, ref.end, rows=rows or 0))
+    def returned(self, output: ModelRunnerOutput) -> None:
+        if (news := news_of(output)) is not None:
+            self.worker.heard(news)
 
     # --- what tests look at -------------------------------------------------------------------
 
@@ -309,6 +383,10 @@ class Stage(Engine):
         assert self.free_blocks + self.held_blocks() == self.total_blocks  # I1
         for uid, outcome in self.outcomes.items():  # I3
             assert len(outcome.ends) <= (uid not in self.scheduler.requests), uid
+        for request in self.scheduler.requests.values():
+            placeholders = request.num_output_placeholders
+            assert placeholders >= 0
+            assert request.num_computed_tokens <= request.num_tokens + placeholders
 
     def check_empty(self) -> None:
         """Whatever must hold once every request is over."""
@@ -321,6 +399,8 @@ class Stage(Engine):
         assert not scheduler.has_requests()
         assert self.free_blocks == self.total_blocks
         assert sorted(self.finished) == sorted(self.outcomes)  # each id reached the worker once
+        assert set(self.used) == self.delivered
+        assert not self.worker.open
 
 
 def with_clock(

@@ -223,12 +223,7 @@ class Lockstep:
 def _expect_routed(scheduler: Scheduler, uid: str, arrival: Arrival) -> None:
     assert isinstance(scheduler, StageSchedulerMixin)
     scheduler.coordinator.expect(
-        uid,
-        waits_for=None,
-        timeout_s=0,
-        edges=("out",),
-        params={},
-        num_prompt_tokens=arrival.length,
+        uid, wait=None, edges=("out",), params={}, num_prompt_tokens=arrival.length
     )
 
 

@@ -186,7 +186,7 @@ def test_a_step_that_raises_ends_what_it_carried(cls: type[ARScheduler]) -> None
     endings = scheduler.take_endings()
     errors = scheduler.coordinator.take_events().errors
     for out in endings:
-        stage._note(out, errors)
+        stage._note(out, errors, {})
     assert sorted(out.request_id for out in endings) == ["a", "b"]
     assert [stage.error_code(uid) for uid in "ab"] == [StageStepError.code] * 2
     stage.deliver("gated", plan(1))

@@ -20,7 +20,7 @@ from antiphon.errors import (
 from antiphon.payload.ref import Ref
 from antiphon.sched.ar import ARScheduler, AsyncARScheduler
 from antiphon.testing.clock import ManualClock
-from antiphon.upstream.prompt import replace_prompt
+from antiphon.upstream.prompt import renew_prompt, replace_prompt
 from factory import VOCAB, make_request
 
 BOTH = pytest.mark.parametrize("cls", [ARScheduler, AsyncARScheduler], ids=["sync", "async"])
@@ -166,12 +166,15 @@ def test_nothing_is_left_of_a_placeholder_that_filled_blocks() -> None:
     assert request.num_tokens == request.num_prompt_tokens == 10
 
 
-def test_a_prompt_in_use_is_not_replaced() -> None:
+def test_a_prompt_keeps_no_more_than_was_computed() -> None:
+    """The blocks of a token that has not been computed hold nothing."""
     stage = Stage()
-    request = stage.submit("a")
+    request = stage.submit("a", n=10)
     stage.step()
-    with pytest.raises(AssertionError, match="scheduled already"):
-        replace_prompt(request, [1], None)
+    with pytest.raises(AssertionError, match="not computed"):
+        renew_prompt(request, range(20), same=20, computed=12)
+    with pytest.raises(AssertionError, match="not computed"):
+        renew_prompt(request, range(20), same=3, computed=4)
 
 
 def test_a_planned_prompt_beyond_the_budget_is_prefilled_in_chunks() -> None:

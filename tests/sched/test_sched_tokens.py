@@ -140,9 +140,7 @@ def test_text_only_requests_do_not_appear_beside_routed_ones() -> None:
 def test_a_request_that_upstream_refuses_is_taken_back() -> None:
     """The ticket and its end cancel each other in the worker."""
     stage = Stage()
-    stage.scheduler.coordinator.expect(
-        "a", waits_for=None, timeout_s=0, edges=(OUT,), params={}, num_prompt_tokens=3
-    )
+    stage.scheduler.coordinator.expect("a", wait=None, edges=(OUT,), params={}, num_prompt_tokens=3)
     stage.scheduler.coordinator.forget("a")
     stage.drain()
     (work,) = stage.works

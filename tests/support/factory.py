@@ -9,6 +9,7 @@ run on them is missing.
 from __future__ import annotations
 
 import atexit
+import copy
 import functools
 import json
 import os
@@ -41,6 +42,8 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
+
+from antiphon.core.options import StageOptions
 
 S = TypeVar("S", bound=Scheduler)
 Policy = Literal["fcfs", "priority"]
@@ -139,9 +142,12 @@ def make_scheduler(
     enable_prefix_caching: bool = True,
     policy: Policy = "fcfs",
     chunked_prefill: bool = True,
+    options: StageOptions | None = None,
     **kw: Any,
 ) -> S:
     """A scheduler of class `cls`; `kw` goes to its constructor (default `log_stats=True`).
+
+    `options` make it the scheduler of a pipeline's stage.
 
     Block 0 is upstream's null block, so `num_blocks - 1` blocks can be given to requests.
     Pass an `AsyncScheduler` subclass together with `async_scheduling=True`: neither follows from
@@ -158,6 +164,9 @@ def make_scheduler(
         policy=policy,
         chunked_prefill=chunked_prefill,
     )
+    if options is not None:
+        config = copy.copy(config)
+        config.additional_config = options.to_config()
     spec = FullAttentionSpec(
         block_size=block_size, num_kv_heads=4, head_size=16, dtype=torch.float32
     )

@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import contextlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from antiphon.errors import AntiphonError
-from antiphon.orchestrator.api import AudioChunk, Finished, OmniEvent, OmniRequest, Reply, TextDelta
+from antiphon.orchestrator.api import (
+    AudioChunk,
+    Finished,
+    OmniEvent,
+    OmniRequest,
+    Reply,
+    SessionEvent,
+    TextDelta,
+)
 from antiphon.orchestrator.flow import FlowPlan
-from antiphon.orchestrator.router import LiveRequest, Router
+from antiphon.orchestrator.live import LiveRequest
+from antiphon.orchestrator.router import Router
+from antiphon.orchestrator.segments import LiveSession, SessionPlan
+from antiphon.orchestrator.sessions import Session
+from antiphon.orchestrator.uids import root_of, segment_root, unit_uid
 from antiphon.pipeline.detokenize import Detokenizer
-from antiphon.pipeline.topology import Topology
+from antiphon.pipeline.topology import EdgeMode, Stage, Topology
+from antiphon.stage.messages import Command, Submit
 from antiphon.testing.clock import ManualClock
 from antiphon.testing.fake_stage import Answer, FakeStage
 from sample_pipeline import TOPOLOGY
@@ -26,6 +41,27 @@ def word_tokenizer() -> Tokenizer:
     """Token n is a word; words are joined by spaces."""
     vocabulary = {word: index for index, word in enumerate(WORDS)}
     return Tokenizer(WordLevel(vocabulary, unk_token="zero"))  # noqa: S106  no password
+
+
+# The same pipeline with every edge a stream: talker and vocoder run while the thinker writes.
+STREAMS = replace(
+    TOPOLOGY,
+    edges=tuple(replace(e, mode=EdgeMode.STREAM, split=False) for e in TOPOLOGY.edges),
+)
+
+
+class Words:
+    """A session's intake: ids of words, after 0 where a conversation begins and 7 later on."""
+
+    def opening(self, request: OmniRequest, path: Sequence[Stage]) -> list[int]:
+        said = [message["content"] for message in request.conversation()]
+        return [0, *(WORDS.index(word) for text in said for word in text.split())]
+
+    def continuation(self, request: OmniRequest, path: Sequence[Stage]) -> list[int]:
+        return [7, *(WORDS.index(word) for word in request.text.split())]
+
+    def detokenizer(self, request: OmniRequest, path: Sequence[Stage]) -> Detokenizer | None:
+        return Detokenizer(word_tokenizer())
 
 
 class Routing:
@@ -68,14 +104,41 @@ class Routing:
         plan = FlowPlan(self.router.new_uid(), self.topology, path, request, text)
         return self.router.submit(plan, [[1, 2, 3]] if prompts is None else prompts, request)
 
+    def session(self, **given: Any) -> Session:
+        """A session; `given` are OmniRequest's fields."""
+
+        def enter(request: OmniRequest) -> tuple[LiveSession, Words]:
+            path = request.check_options(self.topology)
+            plan = SessionPlan(self.router.new_uid(), request.request_id, self.topology, path)
+            return self.router.open_session(plan), Words()
+
+        return Session(OmniRequest(**given), enter)
+
+    @contextlib.asynccontextmanager
+    async def conversation(self, **given: Any) -> AsyncIterator[Session]:
+        """An open session, which is closed in the end; every stage acknowledges that."""
+        session = self.session(**given)
+        await session.__aenter__()
+        try:
+            yield session
+        finally:
+            closing = asyncio.create_task(session.close())
+            await settle()
+            self.acknowledge_all()
+            await closing
+
     def acknowledge_all(self) -> None:
         for stage in self.stages.values():
-            while stage.pending_aborts and not stage.gone:
+            while (stage.pending_interrupts or stage.pending_aborts) and not stage.gone:
                 stage.acknowledge()
 
     def assert_empty(self) -> None:
-        """Nothing is alive anywhere, and no payload is left (I2)."""
+        """Nothing is alive anywhere, no payload is left (I2), and every producer knows it."""
+        for stage in self.stages.values():
+            stage.report()
         self.router.check_integrity()
+        assert self.router.chunks_under_way == 0
+        assert all(stage.gone or not stage.store.outstanding for stage in self.stages.values())
         assert len(self.router) == 0
         assert self.keys == set()
         assert all(not stage.live for stage in self.stages.values())
@@ -112,6 +175,52 @@ def reply_of(events: list[OmniEvent | AntiphonError]) -> Reply:
     (outcome,) = outcomes(events)
     assert isinstance(outcome, Finished)
     return outcome.reply
+
+
+def session_uid(routing: Routing, stage: str = "thinker") -> str:
+    """The uid of the newest session's own unit."""
+    return [submit.uid for submit in routing[stage].sent(Submit) if submit.session][-1]
+
+
+def segment_uid(session: str, segment: int, part: int = 0) -> str:
+    """The uid of a segment's unit at a later stage; `session` is the uid of the session's own."""
+    return unit_uid(segment_root(root_of(session), segment), part)
+
+
+class Reader:
+    """Who reads a session, when a test says so."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.error: AntiphonError | None = None
+        self.ended = False
+
+    async def new(self) -> list[SessionEvent]:
+        """Every event that is there now; an error and the end are noted."""
+        found: list[SessionEvent] = []
+        while not self.ended:
+            reading = asyncio.ensure_future(anext(self._session))
+            await asyncio.sleep(0)
+            if not reading.done():
+                reading.cancel()
+                break
+            try:
+                found.append(reading.result())
+            except StopAsyncIteration:
+                self.ended = True
+            except AntiphonError as error:
+                assert self.error is None, "the session failed twice"
+                self.error = error
+        return found
+
+
+async def told(stage: FakeStage, kind: type[Command]) -> None:
+    """Wait until the stage has been sent a command of this kind."""
+    heard = asyncio.Event()
+    if stage.sent(kind):
+        heard.set()
+    stage.on_command = lambda command: isinstance(command, kind) and heard.set()
+    await heard.wait()
 
 
 async def settle() -> None:

@@ -13,9 +13,10 @@ from vllm.v1.engine import FinishReason
 from vllm.v1.outputs import LogprobsLists
 
 from antiphon.core.prompt_plan import PromptPlan
-from antiphon.core.tickets import StageNews
+from antiphon.core.tickets import Arrived, StageNews
 from antiphon.errors import StageStepError
 from antiphon.sched.ar import ARScheduler, AsyncARScheduler
+from antiphon.sched.coordinator import Wait
 from antiphon.sched.generation import GenerationScheduler
 from antiphon.sched.mixin import StageSchedulerMixin
 from antiphon.upstream.envelopes import with_news, work_of
@@ -28,7 +29,7 @@ BOTH = pytest.mark.parametrize(
 
 def _add_gated(scheduler: StageSchedulerMixin, uid: str, arrival: float = 0.0) -> None:
     scheduler.coordinator.expect(
-        uid, waits_for="edge", timeout_s=0.0, edges=(), params={}, num_prompt_tokens=1
+        uid, wait=Wait("edge", 0.0), edges=(), params={}, num_prompt_tokens=1
     )
     scheduler.add_request(make_request(uid, 1, arrival_time=arrival))
 
@@ -37,7 +38,7 @@ def _plan(scheduler: StageSchedulerMixin, uid: str, num_tokens: int) -> Schedule
     """One step in which the worker answers with the prompt of a gated request."""
     scheduled = scheduler.schedule()
     plan = PromptPlan(tuple(range(1, num_tokens + 1)))
-    answer = with_news(make_output(scheduled, scheduler=scheduler), StageNews([(uid, plan)]))
+    answer = with_news(make_output(scheduled, scheduler=scheduler), StageNews([Arrived(uid, "key", True, plan)]))
     scheduler.update_from_output(scheduled, answer)
     return scheduled
 

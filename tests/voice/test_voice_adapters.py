@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from antiphon.core.prompt_plan import validate_plan
-from antiphon.errors import AdapterError
+from antiphon.core.prompt_plan import PromptPlan, validate_plan
+from antiphon.errors import AdapterError, TopologyError
 from antiphon.models.voice import phonemes, weights
 from antiphon.models.voice.adapters import (
     CODES,
-    CodeCollector,
     CodesInput,
+    CodesOutput,
     Speaker,
     SpeakInput,
     SpeakOutput,
@@ -24,9 +24,10 @@ from antiphon.models.voice.adapters import (
 from antiphon.models.voice.limits import CODE2WAV_CONTEXT, TALKER_CONTEXT
 from antiphon.models.voice.text import has_words, split_sentences
 from antiphon.models.voice.vocabulary import FIRST_CODE, NUM_CODES, VOCAB_SIZE
+from antiphon.models.voice.windows import FIRST, LEFT, RIGHT
 from antiphon.payload.adapters import StageContext
 from antiphon.payload.ref import Layout
-from antiphon.payload.types import Payload, per_token
+from antiphon.payload.types import Payload, Scalar, per_token
 
 ANSWER = "Sure! Mr. Smith paid $3.50, didn't he? 🙂 Yes — “really”.\n\n1. Café\n2. Tea"
 
@@ -98,49 +99,97 @@ def test_requests_do_not_share_text(speak: SpeakOutput, tokenizer: Tokenizer) ->
     assert [payload_text(p) for p in second.on_end()] == ["Two"]
 
 
+def planned(adapter: SpeakInput | CodesInput, payload: Payload) -> PromptPlan:
+    made = adapter.open("u", {}).on_payload(payload, last=True)
+    assert made.plan is not None
+    return made.plan
+
+
 def test_sentence_becomes_the_talkers_prompt() -> None:
     """The plan is what the speech entry would make of the same text."""
-    plan = SpeakInput(context("talker", "speak")).plan("u", text_payload("Hi there, you."), {})
+    plan = planned(SpeakInput(context("talker", "speak")), text_payload("Hi there, you."))
     assert [list(plan.token_ids)] == phonemes.prompts("Hi there, you.")
     assert validate_plan(plan, TALKER_CONTEXT, None, VOCAB_SIZE) > 0
 
 
 def test_text_without_sound_is_a_pause() -> None:
     """A part that turns out empty must not fail the whole answer."""
-    plan = SpeakInput(context("talker", "speak")).plan("u", text_payload("🙂"), {})
+    plan = planned(SpeakInput(context("talker", "speak")), text_payload("🙂"))
     assert list(plan.token_ids) == phonemes.prompt([])
 
 
 def test_text_that_cannot_fit_is_an_error() -> None:
     """Parts are cut by the producer; one that was not is refused, not cut off."""
     with pytest.raises(AdapterError, match="too long"):
-        SpeakInput(context("talker", "speak")).plan("u", text_payload("word " * 100), {})
+        planned(SpeakInput(context("talker", "speak")), text_payload("word " * 100))
 
 
-def test_codes_are_collected_without_phonemes() -> None:
-    """One payload at the end: codes counted from 0, one row each."""
-    collector = CodeCollector()
-    assert collector.on_tokens([184, FIRST_CODE, FIRST_CODE + 5]) == []
-    assert collector.on_tokens([50, FIRST_CODE + 2047, 180]) == []
-    (payload,) = collector.on_end()
+FRAMES = {
+    "initial_frames": 2,
+    "steady_frames": 4,
+    "frame_ramp": 2.0,
+    "left_context": 3,
+    "right_context": 1,
+}
+
+
+def codes_output(*, stream: bool) -> CodesOutput:
+    return CodesOutput(StageContext("talker", "codes", "", FRAMES, stream))
+
+
+def test_on_a_full_edge_codes_are_one_payload() -> None:
+    """Codes counted from 0, one row each, without the phonemes between them."""
+    windows = codes_output(stream=False).open("u", {})
+    assert windows.on_tokens([184, FIRST_CODE, FIRST_CODE + 5]) == []
+    assert windows.on_tokens([50, FIRST_CODE + 2047, 180]) == []
+    (payload,) = windows.on_end()
     assert payload.fields[CODES].layout is Layout.PER_TOKEN
     assert payload.fields[CODES].tensor.dtype == torch.int32
     assert payload.fields[CODES].tensor.tolist() == [0, 5, 2047]
+    assert (payload.meta[FIRST], payload.meta[LEFT], payload.meta[RIGHT]) == (0, 0, 0)
 
 
-def test_no_codes_send_nothing() -> None:
+def test_on_a_stream_edge_codes_leave_in_windows_with_their_context() -> None:
+    windows = codes_output(stream=True).open("u", {})
+    made = [p for code in range(9) for p in windows.on_tokens([40, FIRST_CODE + code])]
+    made += windows.on_end()
+    found = [(p.fields[CODES].tensor.tolist(), *p.meta.values()) for p in made]
+    assert found == [
+        ([0, 1, 2], 0, 0, 1),
+        ([0, 1, 2, 3, 4, 5, 6], 2, 2, 1),
+        ([3, 4, 5, 6, 7, 8], 6, 3, 0),
+    ]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_no_codes_send_nothing(stream: bool) -> None:
     """A talker that said nothing ends the edge empty."""
-    collector = CodeCollector()
-    collector.on_tokens([184, 180])
-    assert collector.on_end() == []
+    windows = codes_output(stream=stream).open("u", {})
+    windows.on_tokens([184, 180])
+    assert windows.on_end() == []
 
 
-def test_codes_become_the_prompt() -> None:
-    """A code is a token of code2wav."""
-    payload = Payload({CODES: per_token(torch.tensor([3, 1, 2], dtype=torch.int32))})
-    plan = CodesInput(context("code2wav", "codes")).plan("u", payload, {})
+def test_wrong_frame_sizes_are_the_authors_error() -> None:
+    with pytest.raises(TopologyError, match="edge codes: initial_frames"):
+        CodesOutput(StageContext("talker", "codes", "", {"initial_frames": 0}, True))
+
+
+def test_a_window_of_codes_becomes_the_prompt() -> None:
+    """A code is a token of code2wav; where the window lies goes to its model."""
+    tensor = torch.tensor([3, 1, 2], dtype=torch.int32)
+    payload = Payload({CODES: per_token(tensor)}, {FIRST: 7, LEFT: 1, RIGHT: 1})
+    plan = planned(CodesInput(context("code2wav", "codes")), payload)
     assert plan.token_ids == (3, 1, 2)
+    assert plan.extra == {FIRST: 7, LEFT: 1, RIGHT: 1}
     assert validate_plan(plan, CODE2WAV_CONTEXT, 0, NUM_CODES) >= 0
+
+
+@pytest.mark.parametrize("meta", [{LEFT: 4, FIRST: 4}, {LEFT: 1}, {FIRST: "x"}, {RIGHT: -1}])
+def test_a_window_that_cannot_be_is_an_error(meta: dict[str, Scalar]) -> None:
+    """C64: refused for its own request, before it could end a whole step."""
+    payload = Payload({CODES: per_token(torch.tensor([3, 1, 2], dtype=torch.int32))}, meta)
+    with pytest.raises(AdapterError):
+        planned(CodesInput(context("code2wav", "codes")), payload)
 
 
 @pytest.mark.parametrize(
@@ -155,12 +204,11 @@ def test_codes_become_the_prompt() -> None:
 )
 def test_wrong_codes_are_an_error(tensor: torch.Tensor) -> None:
     """Ids that code2wav does not have, and tensors of another kind."""
-    payload = Payload({CODES: per_token(tensor)})
     with pytest.raises(AdapterError):
-        CodesInput(context("code2wav", "codes")).plan("u", payload, {})
+        planned(CodesInput(context("code2wav", "codes")), Payload({CODES: per_token(tensor)}))
 
 
 def test_missing_field_is_an_error() -> None:
     """AR-INV-002: a payload that lacks what its edge declares."""
     with pytest.raises(AdapterError, match="'codes'"):
-        CodesInput(context("code2wav", "codes")).plan("u", text_payload("x"), {})
+        planned(CodesInput(context("code2wav", "codes")), text_payload("x"))

@@ -24,6 +24,7 @@ OVERRIDES = {
     "sample_tokens",
     "_update_states",
     "_on_request_state_removed",
+    "_preprocess",
 }
 
 

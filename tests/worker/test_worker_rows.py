@@ -43,6 +43,12 @@ def positions(log: RowLog, confirmed: int) -> list[float]:
     return found
 
 
+def marks(log: RowLog, confirmed: int) -> list[tuple[float, float]]:
+    """Position and mark of each released row."""
+    rows = [row for released in log.confirm(confirmed) for row in released.hidden.tolist()]
+    return [(position, mark) for position, mark in rows]
+
+
 def test_rows_wait_until_their_tokens_are_accepted() -> None:
     log = RowLog()
     log.append(step(0, 4))
@@ -65,14 +71,43 @@ def test_a_replay_after_preemption_is_not_repeated() -> None:
     assert released.hidden.tolist() == [[5.0, 2.0]]
 
 
-def test_a_position_computed_ahead_of_a_stop_is_never_released() -> None:
+def test_what_was_computed_with_a_rejected_token_is_never_released() -> None:
+    """C92: the position comes from the step that computed it with the token that was accepted."""
     log = RowLog()
     log.append(step(0, 3))
     log.append(step(3, 3))  # 4 and 5 belong to drafts that were rejected
     assert positions(log, 4) == [0, 1, 2, 3]
     log.append(step(4, 1, mark=9))
-    released = log.confirm(5)
-    assert [r.first_position for r in released] == [4]
+    assert marks(log, 5) == [(4, 9)]
+    log.append(step(5, 1, mark=10))
+    assert marks(log, 6) == [(5, 10)]
+
+
+def test_rows_of_several_steps_are_cut_where_the_later_one_begins() -> None:
+    log = RowLog()
+    log.append(step(0, 4, mark=1))
+    log.append(step(2, 3, mark=2))
+    assert marks(log, 3) == [(0, 1), (1, 1), (2, 2)]
+    assert marks(log, 5) == [(3, 2), (4, 2)]
+
+
+def test_rows_are_wanted_from_the_first_position_on() -> None:
+    """A session's segment begins where the history ends, also when that is computed again."""
+    log = RowLog(first=3)
+    log.append(step(0, 5))
+    assert positions(log, 2) == []
+    assert positions(log, 5) == [3, 4]
+
+
+def test_nothing_is_kept_of_what_was_released() -> None:
+    """C24, C25: over 10,000 steps, with a replay now and then."""
+    log = RowLog()
+    for position in range(10_000):
+        log.append(step(position, 1))
+        if position % 1000 == 999:
+            log.append(step(0, position + 1))
+        log.confirm(position)  # one step behind
+        assert len(log._pending) <= 2
 
 
 def test_a_lost_step_is_noticed() -> None:
@@ -99,19 +134,25 @@ MOVES = st.lists(
 
 @given(MOVES)
 def test_every_confirmed_position_comes_once_and_in_order(moves: list[Move]) -> None:
-    """C91, C92: chunks of any size, replays at any moment, positions computed ahead."""
+    """C91, C92: chunks of any size, replays at any moment, positions computed ahead; each row is of
+    the last step that computed it.
+    """
     log = RowLog()
     computed = confirmed = 0
-    seen: list[float] = []
-    for move in moves:
+    newest: dict[int, float] = {}
+    seen: list[tuple[float, float]] = []
+    expected: list[tuple[float, float]] = []
+    for number, move in enumerate(moves):
         first = 0 if move.replay else computed
-        log.append(step(first, move.count))
+        log.append(step(first, move.count, mark=number))
         computed = first + move.count
+        newest |= dict.fromkeys(range(first, computed), number)
         if computed > confirmed:
-            confirmed = min(computed, confirmed + move.accepted)
-            seen += positions(log, confirmed)
+            before, confirmed = confirmed, min(computed, confirmed + move.accepted)
+            seen += marks(log, confirmed)
+            expected += [(position, newest[position]) for position in range(before, confirmed)]
         computed = max(confirmed, min(computed, confirmed + 2))  # rejected drafts are recomputed
-    assert seen == list(range(confirmed))
+    assert seen == expected
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=20))

@@ -8,7 +8,6 @@ are those of this thread on its processor: nothing here waits, and other process
 
 from __future__ import annotations
 
-import gc
 import json
 import logging
 import statistics
@@ -39,6 +38,7 @@ from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
 from antiphon.bench.frame import heading, write
+from antiphon.bench.timing import undisturbed
 from antiphon.sched.ar import ARScheduler
 
 S = TypeVar("S", bound=Scheduler)
@@ -119,10 +119,7 @@ def _timed_pairs(stock: Scheduler, ours: Scheduler, pairs: int) -> tuple[list[fl
         _step(ours)
     first: list[float] = []
     second: list[float] = []
-    gc.collect()
-    gc.freeze()
-    gc.disable()
-    try:
+    with undisturbed():
         for pair in range(pairs):
             if pair % 2:
                 second.append(_step(ours))
@@ -130,9 +127,6 @@ def _timed_pairs(stock: Scheduler, ours: Scheduler, pairs: int) -> tuple[list[fl
             else:
                 first.append(_step(stock))
                 second.append(_step(ours))
-    finally:
-        gc.enable()
-        gc.unfreeze()
     return first, second
 
 

@@ -1,44 +1,73 @@
-"""One answer: text on stdout as it is produced, sound into a file, timings on stderr."""
+"""One answer: text as it is produced, sound into a file or a pipe, timings on stderr."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import AsyncGenerator
 from pathlib import Path
+from typing import Protocol
 
 from rich.console import Console
 
-from antiphon import AsyncOmni
+from antiphon.cli.pipe import PipeWriter
 from antiphon.cli.table import timings_table
 from antiphon.errors import ShutdownError
-from antiphon.orchestrator.api import Finished, OmniRequest, Reply, TextDelta
+from antiphon.orchestrator.api import AudioChunk, Finished, OmniEvent, OmniRequest, Reply, TextDelta
+from antiphon.orchestrator.wav import pcm16
 
 
-async def answer(omni: AsyncOmni, request: OmniRequest, out: Path | None) -> Reply:
+class Answering(Protocol):
+    """What answers: an `AsyncOmni`, or a stand-in for it."""
+
+    def stream(self, request: OmniRequest) -> AsyncGenerator[OmniEvent]: ...
+
+
+async def answer(
+    omni: Answering, request: OmniRequest, out: Path | None, sound: PipeWriter | None = None
+) -> Reply:
     """Show the answer to a request; raises what the request fails with.
 
-    The file appears after the last of the sound, complete.
+    The text goes to stdout. With `sound`, 16-bit samples are written there as they come, and the
+    text goes to stderr; BrokenPipeError, once the listener has gone, ends the request. The file
+    appears after the last of the sound, complete; a listener may still be behind then.
     """
+    try:
+        reply = await _follow(omni, request, sound)
+        console = Console(stderr=True, highlight=False)
+        if out is not None:
+            reply.save(out)
+            console.print(f"wrote {out} ({reply.timings.audio_s:.1f} s)", markup=False)
+        console.print(timings_table(reply.timings))
+        if sound is not None:
+            await sound.drain()
+    finally:
+        if sound is not None:
+            sound.drop()  # an answer that was broken off is not played to its end
+    return reply
+
+
+async def _follow(omni: Answering, request: OmniRequest, sound: PipeWriter | None) -> Reply:
+    shown = sys.stdout if sound is None else sys.stderr
     reply: Reply | None = None
     on_a_line = False
     try:
-        async for event in omni.stream(request):
-            match event:
-                case TextDelta(text):
-                    sys.stdout.write(printable(text))
-                    sys.stdout.flush()
-                    on_a_line = True
-                case Finished(reply):
-                    pass
+        async with contextlib.aclosing(omni.stream(request)) as events:
+            async for event in events:
+                match event:
+                    case TextDelta(text):
+                        shown.write(printable(text))
+                        shown.flush()
+                        on_a_line = True
+                    case AudioChunk(samples) if sound is not None:
+                        sound.write(pcm16(samples))
+                    case Finished(reply):
+                        pass
     finally:
         if on_a_line:
-            print(flush=True)
+            print(file=shown, flush=True)
     if reply is None:
         raise ShutdownError("the pipeline closed before the answer was complete; ask again")
-    console = Console(stderr=True, highlight=False)
-    if out is not None:
-        reply.save(out)
-        console.print(f"wrote {out} ({reply.timings.audio_s:.1f} s)", markup=False)
-    console.print(timings_table(reply.timings))
     return reply
 
 

@@ -36,6 +36,11 @@ def whole_number(text: str) -> int:
     return value
 
 
+def whole_numbers(text: str) -> tuple[int, ...]:
+    """Integers of at least 1 between commas, for argparse: sorted, each once."""
+    return tuple(sorted({whole_number(part.strip()) for part in text.split(",")}))
+
+
 def add_verbose(parser: argparse.ArgumentParser, default: bool | str) -> None:
     """`-v`, which works before and behind the command's name."""
     parser.add_argument(
@@ -47,9 +52,18 @@ def add_verbose(parser: argparse.ArgumentParser, default: bool | str) -> None:
     )
 
 
-def add_pipeline_options(parser: argparse.ArgumentParser) -> None:
-    """What the commands share that run a pipeline."""
-    add_verbose(parser, argparse.SUPPRESS)
+def add_raw(parser: argparse.ArgumentParser) -> None:
+    """`--raw`, for the commands that speak."""
+    parser.add_argument(
+        "--raw",
+        action="store_true",
+        help="write the sound to standard output while it is made, for a player behind a pipe:"
+        " 16-bit little-endian mono samples; no file without --out",
+    )
+
+
+def add_pipeline_choice(parser: argparse.ArgumentParser) -> None:
+    """Which pipeline to run, how, and what to say meanwhile."""
     parser.add_argument(
         "--pipeline",
         metavar="NAME",
@@ -62,14 +76,20 @@ def add_pipeline_options(parser: argparse.ArgumentParser) -> None:
         help="YAML file with settings for this machine (default: none needed)",
     )
     parser.add_argument(
-        "--in-process",
-        action="store_true",
-        help="run all stages in this process, for debugging (default: one process each)",
-    )
-    parser.add_argument(
         "--progress",
         action=argparse.BooleanOptionalAction,
         help="show what loads meanwhile (default: on a terminal)",
+    )
+
+
+def add_pipeline_options(parser: argparse.ArgumentParser) -> None:
+    """What the commands share that answer or speak."""
+    add_verbose(parser, argparse.SUPPRESS)
+    add_pipeline_choice(parser)
+    parser.add_argument(
+        "--in-process",
+        action="store_true",
+        help="run all stages in this process, for debugging (default: one process each)",
     )
     parser.add_argument(
         "--print-config",

@@ -1,48 +1,99 @@
-"""`antiphon bench WHAT`: measure Antiphon's own cost."""
+"""`antiphon bench WHAT`: measure Antiphon's own cost, and what streaming gains."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from antiphon.cli import bench_stream
 from antiphon.cli.arguments import Formatter, add_verbose
+
+_EXAMPLES = """examples:
+  antiphon bench scheduler
+  antiphon bench worker --json worker.json
+  antiphon bench stream --concurrency 1,4 --rounds 5 --json stream.json
+"""
 
 
 def add_parser(commands: Any) -> None:
     """Add the command to argparse's sub-commands."""
     parser = commands.add_parser(
         "bench",
-        help="measure what Antiphon costs",
-        description="Measure what Antiphon costs over plain vLLM on this machine.",
+        help="measure what Antiphon costs, and what streaming gains",
+        description="Measure on this machine what Antiphon costs over plain vLLM, and what stream"
+        " edges gain.",
+        epilog=_EXAMPLES,
         formatter_class=Formatter,
     )
     benches = parser.add_subparsers(dest="bench", metavar="WHAT", required=True)
-    scheduler = benches.add_parser(
+    _add(
+        benches,
         "scheduler",
-        help="host time of schedule and update, over vLLM's own scheduler",
-        description="Host time of schedule and update, over vLLM's own scheduler, interleaved.",
-        formatter_class=Formatter,
+        run_scheduler,
+        "host time of schedule and update, over vLLM's own scheduler",
+        "Host time of schedule and update, over vLLM's own scheduler, interleaved.",
     )
-    add_verbose(scheduler, argparse.SUPPRESS)
-    scheduler.add_argument(
-        "--json",
-        type=Path,
-        metavar="FILE",
-        help="also write the results as JSON",
+    _add(
+        benches,
+        "worker",
+        run_worker,
+        "a step's time with outputs for another stage, over one without",
+        "Time of a step of a tiny engine whose requests feed another stage with tokens or\nwith"
+        " hidden states, over requests that feed none; interleaved.",
     )
-    scheduler.set_defaults(run=run_scheduler)
+    stream = _add(
+        benches,
+        "stream",
+        bench_stream.run,
+        "time to the first sound, stream edges over full edges",
+        "Time to the first sound and to the end, and gaps in the playback: a pipeline with\nstream"
+        " edges over the same one with full edges, both started here, rounds interleaved.\nTakes"
+        " minutes. The exit code is 1 if the two do not give the same text and sound.",
+    )
+    bench_stream.add_options(stream)
+
+
+def _add(
+    benches: Any, name: str, run: Callable[[argparse.Namespace], int], summary: str, text: str
+) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = benches.add_parser(
+        name, help=summary, description=text, formatter_class=Formatter
+    )
+    add_verbose(parser, argparse.SUPPRESS)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results as JSON")
+    parser.set_defaults(run=run)
+    return parser
 
 
 def run_scheduler(options: argparse.Namespace) -> int:
     """Check the output path and the installation, then measure."""
-    from antiphon.cli.setup import check_installation
+    from antiphon.cli.setup import check_bench
 
-    if options.json is not None:
-        from antiphon.orchestrator.wav import check_output_path
-
-        check_output_path(options.json)
-    check_installation()
+    check_bench(options.json)
     from antiphon.bench.scheduler import main
+
+    return main(options.json)
+
+
+def run_worker(options: argparse.Namespace) -> int:
+    """Check the output path and the installation, then measure in a stage's environment."""
+    from antiphon.cli.setup import check_bench
+
+    check_bench(options.json)
+    import os
+    import warnings
+
+    from antiphon.pipeline.defaults import detect_device
+    from antiphon.pipeline.deployment import StageDeployment
+    from antiphon.stage.resolve import stage_environment
+
+    # The engine is in this process: its settings have to be there before vLLM is imported.
+    os.environ |= stage_environment(StageDeployment(device=detect_device(), threads=1), "error")
+    if not options.verbose:
+        os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
+        warnings.simplefilter("ignore", FutureWarning)
+    from antiphon.bench.worker import main
 
     return main(options.json)

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from antiphon.cli.arguments import Formatter, add_pipeline_options, whole_number
+from antiphon.cli.arguments import Formatter, add_pipeline_options, add_raw, whole_number
 from antiphon.errors import CallerError, EmptyInputError, InputTooLongError, InvalidRequestError
 
 if TYPE_CHECKING:
     from antiphon import AsyncOmni
     from antiphon.cli.lines import LineReader
+    from antiphon.cli.pipe import PipeWriter
     from antiphon.cli.setup import Setup
     from antiphon.orchestrator.api import OmniRequest
 
@@ -23,6 +24,7 @@ DEFAULT_OUT = Path("reply.wav")
 _EXAMPLES = """examples:
   antiphon chat "Why is the sky blue?"
   antiphon chat "Name three rivers." --text-only
+  antiphon chat "Why is the sky blue?" --raw | aplay -r 24000 -f S16_LE
   antiphon chat --out talk.wav                 a conversation: talk.wav, talk-2.wav, …
   antiphon chat --deployment mine.yaml --print-config
 """
@@ -43,8 +45,9 @@ def add_parser(commands: Any) -> None:
         "--out",
         type=Path,
         metavar="FILE",
-        help=f"WAV file for the speech (default: {DEFAULT_OUT})",
+        help=f"WAV file for the speech (default: {DEFAULT_OUT}, none with --raw)",
     )
+    add_raw(parser)
     parser.add_argument("--text-only", action="store_true", help="no speech")
     parser.add_argument(
         "--max-tokens",
@@ -58,24 +61,31 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Everything that needs no engine is checked first."""
-    from antiphon.cli.setup import check_installation, check_text, prepare
+    from antiphon.cli.setup import check_installation, check_raw_output, check_text, prepare
 
     if options.text is not None:
         check_text(options.text)
     if options.text_only and options.out is not None:
         raise InvalidRequestError("--out needs speech; leave out --text-only or --out")
+    if options.text_only and options.raw:
+        raise InvalidRequestError("--raw needs speech; leave out --text-only or --raw")
     setup = prepare(options)
     if options.print_config:
         sys.stdout.write(setup.config())
         return 0
 
     from antiphon.cli import signals
+    from antiphon.cli.pipe import PipeWriter
     from antiphon.orchestrator.wav import check_output_path
 
-    out = None if options.text_only else options.out or DEFAULT_OUT
+    if options.raw:
+        check_raw_output(setup.topology)
+    default = None if options.text_only or options.raw else DEFAULT_OUT
+    out = options.out or default
     if out is not None:
         check_output_path(out)
-    chat = _Chat(options, setup, out)
+    sound = PipeWriter(sys.stdout.fileno()) if options.raw else None
+    chat = _Chat(options, setup, out, sound)
     chat.request(options.text or "anything").check(setup.topology)
     check_installation()
     signals.run(chat.run)
@@ -89,6 +99,7 @@ class _Chat:
     options: argparse.Namespace
     setup: Setup
     out: Path | None
+    sound: PipeWriter | None
     history: list[dict[str, str]] = field(default_factory=list)
     turn: int = 0
 
@@ -148,7 +159,7 @@ class _Chat:
         from antiphon.cli.answer import answer, numbered
 
         file = None if self.out is None else numbered(self.out, self.turn)
-        reply = await answer(omni, self.request(text), file)
+        reply = await answer(omni, self.request(text), file, self.sound)
         self.history.append({"role": "user", "content": text})
         self.history.append({"role": "assistant", "content": reply.text})
         self.turn += 1
@@ -159,7 +170,8 @@ class _Chat:
         while True:
             if text is None:
                 if terminal:
-                    print("> ", end="", flush=True)
+                    shown = sys.stdout if self.sound is None else sys.stderr
+                    print("> ", end="", file=shown, flush=True)
                 text = await lines.line()
                 if text is None:
                     return

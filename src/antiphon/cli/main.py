@@ -20,6 +20,7 @@ from antiphon.errors import AntiphonError, CallerError, OperatorError, UpstreamE
 
 _EXAMPLES = """examples:
   antiphon chat "Why is the sky blue?"       answer on the terminal, speech in reply.wav
+  antiphon chat "Why is the sky blue?" --raw | aplay -r 24000 -f S16_LE
   antiphon chat                              a conversation
   antiphon say "Good morning." --out hi.wav  only speech
   antiphon pipelines voice                   draw a pipeline

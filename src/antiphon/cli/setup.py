@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
-from antiphon.errors import EmptyInputError
+from antiphon.errors import EmptyInputError, InvalidRequestError
 from antiphon.pipeline.defaults import fill_defaults
 from antiphon.pipeline.deployment import Deployment, load_deployment
 from antiphon.pipeline.printing import config_yaml
@@ -53,7 +55,25 @@ def check_installation() -> None:
     require_vllm()
 
 
+def check_bench(results: Path | None) -> None:
+    """Raise OutputPathError or UpstreamError before a benchmark takes its time."""
+    from antiphon.orchestrator.wav import check_output_path
+
+    if results is not None:
+        check_output_path(results)
+    check_installation()
+
+
 def check_text(text: str) -> None:
     """Raise EmptyInputError if there is nothing to answer or to speak."""
     if not text.strip():
         raise EmptyInputError("the text is empty; give something to answer or to speak")
+
+
+def check_raw_output(topology: Topology) -> None:
+    """Raise InvalidRequestError if stdout is a terminal, where raw sound is noise."""
+    if sys.stdout.isatty():
+        raise InvalidRequestError(
+            "--raw writes sound to standard output, which is a terminal; pipe it into a player, as"
+            f" in: antiphon … --raw | aplay -r {topology.sample_rate} -f S16_LE"
+        )

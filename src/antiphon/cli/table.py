@@ -6,11 +6,14 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from antiphon.core.continuity import Continuity
 from antiphon.orchestrator.api import Timings
 
 
 def timings_table(timings: Timings) -> Group:
-    """TTFT, TTFA and RTF in a line, as far as there are any; below it a row for each stage."""
+    """TTFT, TTFA and RTF in a line, as far as there are any, and how playback went; below it a row
+    for each stage.
+    """
     measures = (
         ("TTFT", timings.ttft_s, " s"),
         ("TTFA", timings.ttfa_s, " s"),
@@ -31,7 +34,21 @@ def timings_table(timings: Timings) -> Group:
         rtf = took / timings.audio_s if timings.audio_s > 0 else None
         row = (_number(stage.queue_s), _number(stage.run_s), _number(rtf), str(stage.tokens))
         table.add_row(name, *row)
-    return Group(Text("   ".join(shown), style="bold"), table)
+    lines = [Text("   ".join(shown), style="bold")]
+    if timings.continuity is not None:
+        lines.append(Text(f"playback: {playback(timings.continuity)}"))
+    return Group(*lines, table)
+
+
+def playback(continuity: Continuity) -> str:
+    """What a listener heard: "continuous", or how long the worst gap was and how many there were.
+
+    Silences too short to count are none.
+    """
+    if continuity.continuous:
+        return "continuous"
+    gaps = "1 gap" if continuity.gaps == 1 else f"{continuity.gaps} gaps"
+    return f"worst gap {_number(continuity.worst_underrun_s)} s ({gaps})"
 
 
 def _number(value: float | None) -> str:

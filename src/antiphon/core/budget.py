@@ -117,16 +117,17 @@ class EdgeBudget:
             self._returned += 1
             self._file(uid, record)
 
-    def drop(self, uid: str) -> None:
-        """Forget a request and all that it has outstanding; unknown ones are ignored."""
+    def drop(self, uid: str) -> list[str]:
+        """Forget a request; the keys of what it has outstanding. Unknown ones have none."""
         record = self._records.pop(uid, None)
         if record is None:
-            return
+            return []
         for key in record.chunks:
             del self._owners[key]
         self._nbytes -= record.nbytes
         self._dropped += len(record.chunks)
         self._stop_waiting(uid)
+        return list(record.chunks)
 
     def close(self, uid: str) -> None:
         """The producer has ended and waits no more; its outstanding chunks count until returned.

@@ -34,20 +34,21 @@ class ChunkOrder:
     def offer(self, ref: Ref) -> Verdict:
         """A chunk arrived; `take` gives what is in order then.
 
-        Raises PayloadError when too many chunks wait for a missing one.
+        Raises PayloadError when too many chunks wait for a missing one; this one waits as well, so
+        that it is freed with them.
         """
         if self.end_seq is not None and ref.seq > self.end_seq:
             return Verdict.LATE
         if ref.seq < self.next_seq or ref.seq in self.ahead:
             return Verdict.DUPLICATE
-        if len(self.ahead) >= MAX_AHEAD:
-            raise PayloadError(
-                f"{MAX_AHEAD} chunks of edge '{ref.edge}' wait for chunk {self.next_seq}, which is "
-                f"missing; look at the producing stage"
-            )
         self.ahead[ref.seq] = ref
         if ref.end:
             self.end_seq = ref.seq
+        if len(self.ahead) > MAX_AHEAD and self.next_seq not in self.ahead:
+            raise PayloadError(
+                f"more than {MAX_AHEAD} chunks of edge '{ref.edge}' wait for chunk "
+                f"{self.next_seq}, which is missing; look at the producing stage"
+            )
         return Verdict.ACCEPTED
 
     def take(self) -> list[Ref]:

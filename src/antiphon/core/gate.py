@@ -301,7 +301,7 @@ class Gate:
                 return late
             case Verdict.DUPLICATE:
                 return Announced(Announcement.DUPLICATE)
-        beyond = tuple(record.order.beyond_end())
+        beyond = tuple(record.order.beyond_end()) if ref.end else ()
         taken = tuple(record.order.take())
         if ref.empty and ref.end and ref.seq == 0:
             return Announced(Announcement.EMPTY_END, discard=beyond)

@@ -43,12 +43,9 @@ class Inflow:
         """
         self.rows += rows
         self.ended |= last
-        if key is None or kept:
-            return []
-        if rows:
+        if rows and key is not None:
             self._row_ends.append((self.rows, key))
-            return []
-        return self._used([key])
+        return [] if kept or rows else self._used([key])
 
     @property
     def starves(self) -> bool:
@@ -64,9 +61,10 @@ class Inflow:
         return self._used(used)
 
     def scheduled(self) -> list[str]:
-        """An ar request's prompt is in a step: the chunks that made it are used up."""
+        """An ar request's prompt is in a step: its chunk is used up unless it brought rows too."""
         key, self.running = self.running, None
-        return self._used([key])
+        brought_rows = any(key == of_rows for _, of_rows in self._row_ends)
+        return [] if brought_rows else self._used([key])
 
     def next_plan(self) -> PromptPlan | None:
         """Generation: the next chunk to run, which is running from here on."""

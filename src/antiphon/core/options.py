@@ -55,6 +55,7 @@ class StageOptions(msgspec.Struct, frozen=True):
     inputs: tuple[InEdge, ...] = ()
     outputs: tuple[OutEdge, ...] = ()
     atomic_inputs: bool = False  # generation: an input over the token budget is an error
+    recomputes: bool = True  # ar: False, a request that loses its blocks ends with an error
     active_streams: int = 0  # generation: streams that are served at a time; 0: as many as fit
 
     def to_config(self) -> dict[str, Any]:

@@ -20,7 +20,7 @@ class StreamWindow:
         """The stream has a chunk to run: whether it may run now. Otherwise it waits."""
         if self._size == 0 or uid in self._active:
             return True
-        if uid not in self._waiting and len(self._active) < self._size:
+        if len(self._active) < self._size:  # then nobody waits
             self._active.add(uid)
             return True
         self._waiting[uid] = None
@@ -51,6 +51,8 @@ class StreamWindow:
         return len(self._active) + len(self._waiting)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if a stream stands in two places."""
+        """Raise AssertionError if a stream stands in two places, or waits though there is room."""
         if self._active & self._waiting.keys():
             raise AssertionError("a stream waits though it is in the window")
+        if self._waiting and len(self._active) < self._size:
+            raise AssertionError("a stream waits though the window has room")

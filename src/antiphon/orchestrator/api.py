@@ -58,6 +58,15 @@ class OmniRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         Raises EmptyInputError without text, InvalidRequestError for anything that the pipeline
         could not do as asked.
         """
+        path = self.check_options(topology)
+        if not any(message["content"].strip() for message in self.conversation()[-1:]):
+            raise EmptyInputError("the text is empty; give something to answer or to speak")
+        if any("\ud800" <= c <= "\udfff" for m in self.conversation() for c in m["content"]):
+            raise InvalidRequestError("the text is not valid Unicode; give it as UTF-8")
+        return path
+
+    def check_options(self, topology: Topology) -> tuple[Stage, ...]:
+        """As `check`, without a look at the text: of a session it comes later."""
         self._check_types()
         path = topology.path_from(self.entry, self.modalities)
         for index, message in enumerate(self.messages):
@@ -65,10 +74,6 @@ class OmniRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 raise InvalidRequestError(
                     f"message {index} is not valid; give role ({', '.join(ROLES)}) and content"
                 )
-        if not any(message["content"].strip() for message in self.conversation()[-1:]):
-            raise EmptyInputError("the text is empty; give something to answer or to speak")
-        if any("\ud800" <= c <= "\udfff" for m in self.conversation() for c in m["content"]):
-            raise InvalidRequestError("the text is not valid Unicode; give it as UTF-8")
         deadline = self.deadline_s
         if deadline is not None and not (math.isfinite(deadline) and deadline > 0):
             raise InvalidRequestError(
@@ -132,7 +137,7 @@ class Reply:
     text: str
     audio: Samples | None  # [n], -1 to 1
     sample_rate: int  # Hz
-    finish_reason: str  # stop, length, abort; errors are raised
+    finish_reason: str  # stop, length, abort, of a session's segment also interrupt
     timings: Timings
 
     def save(self, path: str | Path) -> Path:
@@ -169,3 +174,11 @@ class Finished:
 
 
 OmniEvent = TextDelta | AudioChunk | Finished
+
+
+@dataclass(frozen=True, slots=True)
+class SessionEvent:
+    """An event of one segment of a session, with the segment's number."""
+
+    segment: int
+    event: OmniEvent

@@ -5,6 +5,9 @@ stage; after a `split` edge a request has one unit per part. Every unit on the p
 its input does: consumers are submitted gated, one part ahead of what is known to come. Audio is
 handed out in the order of its parts: that of the first unfinished part as it comes, that of later
 ones when their turn has come.
+
+A segment of a session is a flow as well. Its unit at the first stage is the session's, which goes
+on from segment to segment; the others are its own.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import msgspec
 import numpy as np
 
 from antiphon.core.continuity import ContinuityMeter
+from antiphon.core.prompt_plan import UpdateKind
 from antiphon.errors import AdapterError, StageError, from_wire
 from antiphon.orchestrator.api import (
     AudioChunk,
@@ -28,10 +32,11 @@ from antiphon.orchestrator.api import (
     Timings,
 )
 from antiphon.orchestrator.clients import Frames
+from antiphon.orchestrator.uids import part_of, unit_uid
 from antiphon.payload.ref import Ref
 from antiphon.pipeline.detokenize import Detokenizer
 from antiphon.pipeline.topology import Edge, EdgeMode, Stage, Topology
-from antiphon.stage.messages import Command, Output, Submit
+from antiphon.stage.messages import Command, Output, Submit, Update
 
 Send = Callable[[str, Command], None]
 SendRef = Callable[[str, str, str, Ref], None]  # (producer, consumer, consuming uid, ref)
@@ -52,25 +57,36 @@ class Unit:
 
 
 @dataclass(frozen=True, slots=True)
+class Segment:
+    """Which part of a session a flow carries. `keep` are the tokens that a window keeps."""
+
+    unit: str  # the session's uid at the first stage
+    epoch: int
+    update: UpdateKind | None  # None: the session begins with it
+    keep: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class FlowPlan:
     """What does not change while the request runs."""
 
-    uid: str
+    uid: str  # what the names of its units begin with
     topology: Topology
     path: tuple[Stage, ...]
     request: OmniRequest
     detokenizer: Detokenizer | None
+    segment: Segment | None = None
 
 
 @dataclass(slots=True)
 class Flow:
-    """Units by stage and part, and what they have brought."""
+    """Units by stage and part, and what they have brought. It is submitted when it is made."""
 
     plan: FlowPlan
     send: Send
     deliver: SendRef
     clock: Callable[[], float]
-    started_s: float = 0.0
+    started_s: float = field(init=False)
     first_text_s: float | None = None
     first_audio_s: float | None = None
     ended_s: float = 0.0
@@ -81,11 +97,13 @@ class Flow:
     audio_part: int = 0  # whose turn it is
     meter: ContinuityMeter = field(default_factory=ContinuityMeter)
 
+    def __post_init__(self) -> None:
+        self.started_s = self.clock()
+
     # --- start --------------------------------------------------------------------------------
 
     def start(self, prompts: Sequence[Sequence[int]]) -> None:
         """Submit the first stage's parts and everything downstream of them."""
-        self.started_s = self.clock()
         self.units = {stage.name: [] for stage in self.plan.path}
         first = self.plan.path[0]
         if not prompts:
@@ -105,27 +123,40 @@ class Flow:
         unit = Unit(len(units), self.clock())
         units.append(unit)
         self.open_units += 1
-        edges = self._edges_from(stage.name)
-        self.send(
-            stage.name,
-            Submit(
-                uid=self._uid(unit.part),
-                token_ids=token_ids,
-                sampling={**stage.sampling, **self.plan.request.sampling.get(stage.name, {})},
-                edges=tuple(edge.name for edge in edges),
-                waits_for=None if waits_for is None else waits_for.name,
-                wait_timeout_s=self.plan.request.input_wait_timeout_s,
-            ),
-        )
-        for edge in edges:
+        self.send(stage.name, self._command(stage, unit.part, token_ids, waits_for))
+        for edge in self._edges_from(stage.name):
             self._submit(self.plan.topology.stage(edge.consumer), [], edge)
+
+    def _command(
+        self, stage: Stage, part: int, token_ids: list[int], waits_for: Edge | None
+    ) -> Submit | Update:
+        """What begins a unit: the next segment of a session is an update of its unit."""
+        request, segment = self.plan.request, self.plan.segment
+        sampling = {**stage.sampling, **request.sampling.get(stage.name, {})}
+        enters = waits_for is None
+        if enters and segment is not None and segment.update is not None:
+            unit, epoch, kind = segment.unit, segment.epoch, segment.update
+            return Update(unit, epoch, kind, token_ids, segment.keep, sampling)
+        return Submit(
+            uid=self._uid(stage.name, part),
+            token_ids=token_ids,
+            sampling=sampling,
+            session=enters and segment is not None,
+            epoch=0 if segment is None else segment.epoch,
+            edges=tuple(edge.name for edge in self._edges_from(stage.name)),
+            waits_for=None if waits_for is None else waits_for.name,
+            wait_timeout_s=request.input_wait_timeout_s,
+        )
 
     def _edges_from(self, stage: str) -> list[Edge]:
         on_path = {s.name for s in self.plan.path}
         return [e for e in self.plan.topology.edges_from(stage) if e.consumer in on_path]
 
-    def _uid(self, part: int) -> str:
-        return f"{self.plan.uid}.{part}"
+    def _uid(self, stage: str, part: int) -> str:
+        segment = self.plan.segment
+        if segment is not None and stage == self.plan.path[0].name:
+            return segment.unit
+        return unit_uid(self.plan.uid, part)
 
     # --- events -------------------------------------------------------------------------------
 
@@ -150,7 +181,7 @@ class Flow:
         unit = self._unit(edge.consumer, part)
         if ref.seq == 0:
             unit.input_s = self.clock()
-        self.deliver(edge.producer, edge.consumer, self._uid(part), ref)
+        self.deliver(edge.producer, edge.consumer, self._uid(edge.consumer, part), ref)
 
     def _unit(self, stage: str, part: int) -> Unit:
         units = self.units.get(stage, [])
@@ -178,8 +209,9 @@ class Flow:
             if modality == "audio" and samples.size:
                 unit.audio.append(samples)
                 events += self._hand_out_audio(stage, now)
-        if output.finish is not None and unit.finish is None:
-            events += self._on_finish(stage, unit, output.finish, now)
+        finish = output.segment_finish or output.finish
+        if finish is not None and unit.finish is None:
+            events += self._on_finish(stage, unit, finish, now)
         return events
 
     def _on_text(self, token_ids: Sequence[int], now: float) -> list[OmniEvent]:
@@ -231,7 +263,7 @@ class Flow:
 
     def uids(self) -> dict[str, list[str]]:
         """All units by stage."""
-        return {s: [self._uid(u.part) for u in units] for s, units in self.units.items()}
+        return {s: [self._uid(s, u.part) for u in units] for s, units in self.units.items()}
 
     def reply(self, finish_reason: str | None = None) -> Reply:
         """What there is, so far or at last."""
@@ -262,17 +294,6 @@ class Flow:
             continuity=self.meter.report() if num_samples else None,
             stages={name: _stage_timing(units) for name, units in self.units.items()},
         )
-
-
-def part_of(uid: str) -> int:
-    """The part that a unit's uid names; -1 if it names none."""
-    part = uid.rpartition(".")[2]
-    return int(part) if part.isdecimal() else -1
-
-
-def root_of(uid: str) -> str:
-    """The request that a unit's uid belongs to."""
-    return uid.rpartition(".")[0]
 
 
 def _samples(output: Output, frames: Frames) -> Samples:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import msgspec
 
-from antiphon.errors import InvalidRequestError, TopologyError
+from antiphon.errors import AdapterError, InvalidRequestError, TopologyError
 from antiphon.orchestrator.api import OmniRequest
 from antiphon.pipeline.detokenize import Detokenizer, load_tokenizer
-from antiphon.pipeline.entry import EntryAdapter, EntryRequest, Message
-from antiphon.pipeline.topology import Entry, Stage, Topology
+from antiphon.pipeline.entry import EntryAdapter, EntryRequest, Message, SessionEntryAdapter
+from antiphon.pipeline.topology import Entry, Stage, StageKind, Topology
 
 
 class Intake:
@@ -44,6 +44,40 @@ class Intake:
         Raises CallerError for a text that cannot be served, and for a request that needs what has
         been left out of this pipeline's start.
         """
+        return self._adapter(request, path).prompts(_entry_request(request))
+
+    def opening(self, request: OmniRequest, path: Sequence[Stage]) -> list[int]:
+        """The one prompt that a session's conversation begins with. Raises as `prompts`."""
+        prompts = self._session_adapter(request, path).prompts(_entry_request(request))
+        if len(prompts) != 1:
+            raise AdapterError(
+                f"entry '{request.entry}' gave {len(prompts)} prompts for a session; give one"
+            )
+        return prompts[0]
+
+    def continuation(self, request: OmniRequest, path: Sequence[Stage]) -> list[int]:
+        """What follows the last answer of a session when the request's text is said next."""
+        return self._session_adapter(request, path).continuation(request.text)
+
+    def check_session(self, request: OmniRequest, path: Sequence[Stage]) -> None:
+        """Raise InvalidRequestError if the request's entry can hold no session."""
+        self._session_adapter(request, path)
+
+    def _session_adapter(self, request: OmniRequest, path: Sequence[Stage]) -> SessionEntryAdapter:
+        adapter, stage = self._adapter(request, path), path[0]
+        if stage.kind is not StageKind.AR:
+            raise InvalidRequestError(
+                f"entry {request.entry} leads to {stage.name}, a generation stage, which holds no"
+                " session; make requests"
+            )
+        if not isinstance(adapter, SessionEntryAdapter):
+            raise InvalidRequestError(
+                f"entry {request.entry} holds no session: its adapter continues no conversation;"
+                " make requests"
+            )
+        return adapter
+
+    def _adapter(self, request: OmniRequest, path: Sequence[Stage]) -> EntryAdapter:
         adapter = self._adapters.get(request.entry)
         absent = [stage.name for stage in path if stage.name not in self._stages]
         if adapter is None or absent:
@@ -52,7 +86,7 @@ class Intake:
                 f"{what} was left out when the pipeline was made; ask for other modalities, or add"
                 " to its entries and modalities"
             )
-        return adapter.prompts(_entry_request(request))
+        return adapter
 
     def detokenizer(self, request: OmniRequest, path: Sequence[Stage]) -> Detokenizer | None:
         """What turns the request's ids into text; None if it wants no text."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -13,17 +12,16 @@ from typing import Self
 import msgspec
 
 from antiphon.connector.runs import new_run_token
-from antiphon.errors import (
-    AntiphonError,
-    InvalidRequestError,
-    ShutdownError,
-    from_wire,
-)
+from antiphon.errors import AntiphonError, InvalidRequestError, ShutdownError
 from antiphon.orchestrator.api import Finished, OmniEvent, OmniRequest, Reply
 from antiphon.orchestrator.clients import Frames
 from antiphon.orchestrator.flow import FlowPlan
 from antiphon.orchestrator.intake import Intake
-from antiphon.orchestrator.router import LiveRequest, Router
+from antiphon.orchestrator.live import LiveRequest
+from antiphon.orchestrator.questions import Answer, Questions
+from antiphon.orchestrator.router import Router
+from antiphon.orchestrator.segments import LiveSession, SessionPlan
+from antiphon.orchestrator.sessions import Sampling, Session
 from antiphon.orchestrator.stages import StageSet
 from antiphon.orchestrator.tasks import Progress, in_thread, to_the_end
 from antiphon.pipeline.defaults import fill_defaults
@@ -72,8 +70,7 @@ class AsyncOmni:
         self._stages: StageSet | None = None
         self._ready = False  # all of them serve
         self._intake: Intake | None = None
-        self._tokens = itertools.count()
-        self._answers: dict[int, tuple[str, asyncio.Future[Acknowledged | Inspection]]] = {}
+        self._questions = Questions()
 
     # --- life ---------------------------------------------------------------------------------
 
@@ -133,15 +130,9 @@ class AsyncOmni:
             try:
                 await stages.stop()
             finally:
-                self._abandon()
-
-    def _abandon(self) -> None:
-        """No stage answers any more: whoever waits for one is told."""
-        self._router.abandon()
-        for _, future in self._answers.values():
-            if not future.done():
-                future.set_exception(ShutdownError("the pipeline was closed meanwhile"))
-        self._answers.clear()
+                # No stage answers any more: whoever waits for one is told.
+                self._router.abandon()
+                self._questions.abandon()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -182,8 +173,32 @@ class AsyncOmni:
                     return event.reply
         raise ShutdownError("the request's stream ended without an outcome")
 
+    def session(
+        self,
+        *,
+        entry: str = "chat",
+        modalities: tuple[str, ...] = ("text", "audio"),
+        messages: Sequence[dict[str, str]] = (),
+        sampling: Sampling | None = None,
+        input_wait_timeout_s: float | None = None,
+        request_id: str | None = None,
+    ) -> Session:
+        """A conversation whose history stays in the model; enter it with `async with`.
+
+        The arguments are `OmniRequest`'s; `messages` are what the conversation begins with.
+        """
+        request = OmniRequest(
+            entry=entry,
+            modalities=modalities,
+            messages=list(messages),
+            sampling=sampling or {},
+            input_wait_timeout_s=input_wait_timeout_s,
+            request_id=request_id,
+        )
+        return Session(request, self._enter_session)
+
     async def abort(self, request_id: str) -> bool:
-        """End the request with this caller's id; True once every stage has acknowledged.
+        """End the request or session with this caller's id; True once every stage has acknowledged.
 
         Its stream ends with `Finished` and finish reason "abort". False for an unknown id.
         """
@@ -209,6 +224,14 @@ class AsyncOmni:
         text = self._prepared().detokenizer(request, path)
         plan = FlowPlan(self._router.new_uid(), self.topology, path, request, text)
         return self._router.submit(plan, prompts, request)
+
+    def _enter_session(self, request: OmniRequest) -> tuple[LiveSession, Intake]:
+        self._serving()
+        path, intake = request.check_options(self.topology), self._prepared()
+        intake.check_session(request, path)
+        uid = self._router.new_uid()
+        plan = SessionPlan(uid, request.request_id, self.topology, path)
+        return self._router.open_session(plan), intake
 
     def _prepared(self) -> Intake:
         if self._intake is None:
@@ -248,43 +271,18 @@ class AsyncOmni:
         answers = await self._ask(Inspect)
         return {name: a for name, a in answers.items() if isinstance(a, Inspection)}
 
-    async def _ask(self, command: Callable[[int], Command]) -> dict[str, Acknowledged | Inspection]:
-        loop = asyncio.get_running_loop()
+    async def _ask(self, command: Callable[[int], Command]) -> dict[str, Answer]:
         clients = self._serving().clients
         for name in clients:
             self._router.require(name)
-        futures = {}
-        for name, client in clients.items():
-            token = next(self._tokens)
-            futures[name] = loop.create_future()
-            self._answers[token] = (name, futures[name])
-            client.send(command(token))
-        answers = await asyncio.gather(*futures.values())
-        return dict(zip(futures, answers, strict=True))
+        return await self._questions.ask(clients, command)
 
     def _on_gone(self, stage: str, why: AntiphonError) -> None:
         self._router.on_gone(stage, why)
-        for name, future in self._answers.values():
-            if name == stage and not future.done():
-                future.set_exception(why)
-        self._answers = {t: a for t, a in self._answers.items() if a[0] != stage}
+        self._questions.lost(stage, why)
 
     def _on_event(self, stage: str, event: Event, frames: Frames) -> None:
         if isinstance(event, Acknowledged | Inspection):
-            _, future = self._answers.pop(event.token, (stage, None))
-            if future is not None and not future.done():
-                _settle(future, stage, event)
+            self._questions.answered(stage, event)
         else:
             self._router.on_event(stage, event, frames)
-
-
-def _settle(
-    future: asyncio.Future[Acknowledged | Inspection],
-    stage: str,
-    answer: Acknowledged | Inspection,
-) -> None:
-    if answer.error is None:
-        future.set_result(answer)
-    else:
-        error = from_wire(answer.error)
-        future.set_exception(type(error)(f"stage '{stage}': {error}"))

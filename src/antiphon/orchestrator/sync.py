@@ -72,6 +72,18 @@ class Omni:
             if not self._thread.closed:  # which has ended the stream
                 self._thread.call(events.aclose())
 
+    def abort(self, request_id: str) -> bool:
+        """As `AsyncOmni.abort`."""
+        return self._thread.call(self._omni.abort(request_id))
+
+    def sleep(self, level: int = 1) -> dict[str, int]:
+        """As `AsyncOmni.sleep`."""
+        return self._thread.call(self._omni.sleep(level))
+
+    def wake(self, tags: list[str] | None = None) -> None:
+        """As `AsyncOmni.wake`."""
+        self._thread.call(self._omni.wake(tags))
+
     def close(self) -> None:
         """Stop every stage. May be called twice."""
         self._thread.close(self._omni.close())

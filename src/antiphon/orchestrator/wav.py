@@ -1,4 +1,4 @@
-"""Sound files: 16-bit mono WAV, written so that a half-written file never carries its name."""
+"""Sound as bytes: 16-bit mono, and WAV files whose name no half-written file ever carries."""
 
 from __future__ import annotations
 
@@ -38,6 +38,12 @@ def check_output_path(path: str | Path) -> Path:
     return target
 
 
+def pcm16(samples: npt.NDArray[np.float32]) -> bytes:
+    """`samples` [n] (-1 to 1, clipped beyond) as 16-bit little-endian integers."""
+    data: bytes = np.rint(np.clip(samples, -1.0, 1.0) * 32767.0).astype("<i2").tobytes()
+    return data
+
+
 def save_wav(path: str | Path, samples: npt.NDArray[np.float32], sample_rate: int) -> Path:
     """Write `samples` [n] (-1 to 1, clipped beyond) at `sample_rate` Hz; returns the file's path.
 
@@ -45,7 +51,6 @@ def save_wav(path: str | Path, samples: npt.NDArray[np.float32], sample_rate: in
     and renamed. Raises OutputPathError.
     """
     target = check_output_path(path)
-    scaled = np.rint(np.clip(samples, -1.0, 1.0) * 32767.0).astype("<i2")
     partial = target.with_name(f".{target.name[:100]}.{secrets.token_hex(4)}.part")
     try:
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
@@ -53,7 +58,7 @@ def save_wav(path: str | Path, samples: npt.NDArray[np.float32], sample_rate: in
             out.setnchannels(1)
             out.setsampwidth(2)
             out.setframerate(sample_rate)
-            out.writeframes(scaled.tobytes())
+            out.writeframes(pcm16(samples))
         partial.replace(target)
     except OSError as error:
         raise OutputPathError(f"{path} cannot be written: {error.strerror}") from error

@@ -1,7 +1,8 @@
 """The protocols that a model's author implements at the two ends of an edge.
 
 Both run in the worker of their stage. They see one request at a time and never another stage.
-An exception in an adapter fails the request concerned and no other.
+An exception in an adapter fails the request concerned and no other. Their methods are called one
+at a time, not always by the same thread; `OutputAdapterFactory.open` may be called meanwhile.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ class StepRows:
 class OutputAdapter(Protocol):
     """Turns what one request produced into payloads. One object per request, edge and epoch.
 
-    On a stream edge payloads leave at once, each a chunk; on a full edge they are kept until the
-    request ends.
+    On a stream edge payloads leave at once, each a chunk. On a full edge they are kept until the
+    request ends; it carries one payload for each consuming request.
     """
 
     def on_tokens(self, token_ids: Sequence[int]) -> Sequence[Payload]:

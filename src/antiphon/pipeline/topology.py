@@ -56,6 +56,7 @@ class Stage:
     engine: Mapping[str, object] = field(default_factory=dict)
     sampling: Mapping[str, object] = field(default_factory=dict)
     atomic_inputs: bool = False  # generation: an input over the token budget is an error
+    recomputes: bool = True  # ar: False, a request that loses its blocks ends with an error
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +235,11 @@ def _check_stage(stage: Stage) -> None:
     if stage.kind is StageKind.AR and stage.atomic_inputs:
         raise TopologyError(
             f"stage {stage.name} is an ar stage, whose prompts may be chunked; remove atomic_inputs"
+        )
+    if stage.kind is StageKind.GENERATION and not stage.recomputes:
+        raise TopologyError(
+            f"stage {stage.name} is a generation stage, whose requests are never preempted; remove"
+            " recomputes"
         )
 
 

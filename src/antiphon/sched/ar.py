@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from vllm import SamplingParams
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import FinishReason
@@ -18,7 +17,7 @@ from antiphon.errors import AntiphonError, InvalidRequestError
 from antiphon.sched.coordinator import Arrival
 from antiphon.sched.mixin import StageSchedulerMixin
 from antiphon.sched.sessions import Session, SessionUpdate
-from antiphon.upstream.prompt import enqueue_in_place, renew_prompt, replace_prompt
+from antiphon.upstream.prompt import renew_prompt, replace_prompt
 from antiphon.upstream.queues import dequeue
 
 INTERRUPTED = "interrupt"  # why a segment ended, beside upstream's reasons
@@ -41,8 +40,7 @@ class ARMixin(StageSchedulerMixin):
         salt = uid if self.coordinator.is_stream(uid) else salt_for(plan, uid)
         replace_prompt(request, plan.token_ids, salt)
         self.coordinator.planned(uid, plan)
-        self.parking.forget(uid)
-        enqueue_in_place(self.waiting, request)
+        self._go_on(uid)
 
     # --- sessions -----------------------------------------------------------------------------
 
@@ -58,6 +56,8 @@ class ARMixin(StageSchedulerMixin):
         session = self._sessions.get(uid)
         if session is None:
             raise InvalidRequestError(f"there is no session {uid}; it has ended")
+        if update.params is not None and update.params.max_tokens is None:
+            raise InvalidRequestError("max_tokens is not given")
         now = session.offer(update)
         if not now and update.prompt.kind is UpdateKind.REPLACE:
             self.interrupt(uid)
@@ -122,20 +122,31 @@ class ARMixin(StageSchedulerMixin):
         renew_prompt(request, prompt.token_ids, same=seen, computed=kept)
         if update.params is not None:
             request.sampling_params = update.params
-            request.max_tokens = _limit(update.params)
+            assert update.params.max_tokens is not None  # noqa: S101  the update was checked
+            request.max_tokens = update.params.max_tokens
+        request.stop_reason = None  # upstream puts it into every output
         session.epoch, session.resting = update.epoch, False
         self.coordinator.segment_begins(uid, update.epoch, request.num_tokens, first)
         self.parking.forget(uid)
         self._enqueue_waiting_request(request)
 
+    def _may_run(self, uid: str) -> bool:
+        session = self._sessions.get(uid)
+        return not (session is not None and session.resting) and super()._may_run(uid)
+
+    def _make_room(self) -> None:
+        """A session that rests may rest for ever: it computes its history again when it goes on."""
+        resting = (self.requests[uid] for uid, each in self._sessions.items() if each.resting)
+        holder = next((request for request in resting if request.num_computed_tokens), None)
+        if holder is None or len(self.running) >= self.max_num_running_reqs:
+            super()._make_room()
+            return
+        self._free_request_blocks(holder)
+        holder.num_computed_tokens = 0
+        self.parking.stalled = False
+
     def _forget(self, uid: str) -> None:
         self._sessions.pop(uid, None)
-
-
-def _limit(params: SamplingParams) -> int:
-    if params.max_tokens is None:
-        raise InvalidRequestError("max_tokens is not given")
-    return params.max_tokens
 
 
 class ARScheduler(ARMixin, Scheduler):

@@ -70,10 +70,11 @@ class Coordinator:
         self.gate = Gate(clock)
         self.outflow = Outflow(clock, edges)
         self.events = StageEvents()
+        self.quiet_edges: frozenset[str] = frozenset()  # whose adapters are told of ends alone
         self._clock = clock
         self._samples = samples
         self._records: dict[str, _Record] = {}
-        # The records with outgoing edges, and those of `_leaving`.
+        # The records with edges that are not quiet, and those of `_leaving`.
         self._feeding: dict[str, _Record] = {}
         self._leaving: list[str] = []  # ended; tokens of their last step may still come
         self._streams: dict[str, Inflow] = {}  # of ar requests on stream edges
@@ -103,8 +104,9 @@ class Coordinator:
             record.inflow = Inflow(wait.edge, wait.stream)
             self.gate.register(uid, wait.edge, wait.timeout_s, stream=wait.stream, epoch=epoch)
         if edges:
-            self._feeding[uid] = record
             self._work.tickets.append(Ticket(uid, tuple(edges), params, epoch))
+        if not self.quiet_edges.issuperset(edges):
+            self._feeding[uid] = record
 
     def deliver(self, uid: str, ref: Ref) -> Arrival:
         """A ref arrived for a request. Late and repeated ones free what they name.
@@ -113,6 +115,8 @@ class Coordinator:
         """
         answer = self.gate.announce(uid, ref)
         for late in answer.discard:
+            if (inflow := self._records[uid].inflow) is not None and late.key is not None:
+                inflow.keys.discard(late.key)  # it was accepted before the end was known
             self._drop(late)
         match answer.kind:
             case Announcement.ACCEPTED:
@@ -138,6 +142,11 @@ class Coordinator:
         """Payloads that nobody will take."""
         self._work.discards.extend(keys)
         self.outflow.returned(keys)
+
+    def abandon(self, uids: Iterable[str]) -> None:
+        """These requests are over on every stage: what they have sent is freed here."""
+        for uid in uids:
+            self._work.discards += self.outflow.drop(uid)
 
     def forget(self, uid: str) -> None:
         """Undo `expect` for a request that upstream refused."""
@@ -168,7 +177,7 @@ class Coordinator:
         work = self._work
         if work:
             for uid in self._leaving:
-                del self._feeding[uid]
+                self._feeding.pop(uid, None)
             self._leaving.clear()
             self._work = StageWork()
         return work
@@ -311,7 +320,7 @@ class Coordinator:
 
     @property
     def routed(self) -> bool:
-        """Whether any request's outputs are wanted downstream."""
+        """Whether any request's steps are wanted downstream."""
         return bool(self._feeding)
 
     def accepted(self, uid: str, token_ids: Sequence[int]) -> None:
@@ -346,8 +355,8 @@ class Coordinator:
 
     def ended(self, uid: str, *, keep: bool, num_tokens: int) -> None:
         """The request left the scheduler, for whatever reason."""
-        for ref in self.gate.drop(uid):
-            self._drop(ref)
+        behind_a_gap = [ref.key for ref in self.gate.drop(uid) if ref.key is not None]
+        self._work.discards += behind_a_gap
         record = self._records.pop(uid, None)
         self._streams.pop(uid, None)
         if self._work.fetches:
@@ -355,6 +364,7 @@ class Coordinator:
         if record is None:
             return
         if record.inflow is not None:
+            record.inflow.accepted(behind_a_gap)  # also the one that was one too many
             self.events.note_used(record.inflow.edge, record.inflow.close())
         if record.edges:
             self.outflow.close(uid)
@@ -384,8 +394,8 @@ class Coordinator:
             raise AssertionError("a gate outlived its request")
         if not self._streams.keys() <= self._records.keys():
             raise AssertionError("a stream outlived its request")
-        feeding = {uid for uid, record in self._records.items() if record.edges}
-        if self._feeding.keys() != feeding.union(self._leaving):
+        told = {u for u, r in self._records.items() if not self.quiet_edges.issuperset(r.edges)}
+        if not told <= self._feeding.keys() <= told.union(self._leaving):
             raise AssertionError("requests with outgoing edges are miscounted")
         for uid in self._work.tokens:
             if uid not in self._feeding:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, ClassVar
 
+from vllm import PoolingParams
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import FinishReason
@@ -20,7 +21,7 @@ from antiphon.core.window import StreamWindow
 from antiphon.errors import InputTooLongError
 from antiphon.sched.coordinator import Arrival
 from antiphon.sched.mixin import StageSchedulerMixin
-from antiphon.upstream.prompt import enqueue_in_place, replace_prompt, with_extra
+from antiphon.upstream.prompt import replace_prompt, with_extra
 
 NOTHING = 0  # the token that stands for an empty input
 
@@ -37,19 +38,24 @@ class GenerationScheduler(StageSchedulerMixin, Scheduler):
         super().__init__(*args, **kwargs)
         self._left = 0  # tokens of this step's budget that no request has been promised
         self._window = StreamWindow(0 if self.options is None else self.options.active_streams)
-        self._ran: set[str] = set()  # streams that have run a chunk
+        self._turn: list[str] = []  # streams that came into the window since the last step
+        self._ran: set[str] = set()  # requests that have been in the queue
+        self._own: dict[str, PoolingParams | None] = {}  # parameters without those of a chunk
 
     # --- upstream's hooks ---------------------------------------------------------------------
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
-        if self._window.waiting and not self.get_num_unfinished_requests():
-            self._let_in(self._window.let_in())
+        turn, self._turn = self._turn, []
+        if self._window.waiting and not self._runnable:
+            turn.append(self._window.let_in() or "")
+        for uid in turn:
+            self._go_on(uid)
         started = sum(r.num_tokens - r.num_computed_tokens for r in self.running)
         self._left = self.max_num_scheduled_tokens - started
         return super().schedule(throttle_prefills)
 
     def has_requests(self) -> bool:
-        return bool(self._window.waiting) or super().has_requests()
+        return bool(self._turn or self._window.waiting) or super().has_requests()
 
     def _handle_blocked_waiting_request(self, request: Request) -> bool:
         """Hold a request for the next step when this one cannot take all of it."""
@@ -85,24 +91,24 @@ class GenerationScheduler(StageSchedulerMixin, Scheduler):
         if (error := self._plan_error(request, chunk)) is not None:
             self.fail_requests([uid], error)
             return
-        self._free_request_blocks(request)
         replace_prompt(request, chunk.token_ids, uid)
-        with_extra(request, chunk.extra)
-        if not self.coordinator.is_stream(uid) or self._window.enter(uid):
-            self._let_in(uid)
+        with_extra(request, self._own.setdefault(uid, request.pooling_params), chunk.extra)
+        self._go_on(uid)
 
-    def _let_in(self, uid: str | None) -> None:
-        if uid is None or (request := self.parking.out.get(uid)) is None:
-            return
-        self.parking.forget(uid)
-        if uid in self._ran:
-            self.waiting.add_request(request)  # behind those that have waited meanwhile
-        else:
-            self._ran.add(uid)
-            enqueue_in_place(self.waiting, request)
+    def _may_run(self, uid: str) -> bool:
+        if not super()._may_run(uid):
+            return False
+        return not self.coordinator.is_stream(uid) or self._window.enter(uid)
+
+    def _release(self, uid: str) -> None:
+        """Every chunk but a stream's first goes behind those that have waited meanwhile."""
+        self.parking.release(uid, last=uid in self._ran)
+        self._ran.add(uid)
 
     def _rests(self, request: Request, reason: FinishReason) -> None:
         uid = request.request_id
+        self._free_request_blocks(request)  # nothing of a chunk is needed for the next
+        request.num_computed_tokens = 0
         match self.coordinator.ran(uid):
             case Arrival.FINISH:
                 self._finish_now([uid], RequestStatus.FINISHED_STOPPED)
@@ -111,10 +117,13 @@ class GenerationScheduler(StageSchedulerMixin, Scheduler):
 
     def _forget(self, uid: str) -> None:
         self._ran.discard(uid)
-        self._let_in(self._window.leave(uid))
+        self._own.pop(uid, None)
+        # Not at once: the one whose turn it is may end together with this one.
+        if (next_ := self._window.leave(uid)) is not None:
+            self._turn.append(next_)
 
     def check_integrity(self) -> None:
         super().check_integrity()
         self._window.check_integrity()
-        if not self._ran <= self.requests.keys():
+        if not self._ran | self._own.keys() <= self.requests.keys():
             raise AssertionError("a stream that is gone is remembered")

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
+from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
@@ -15,12 +16,19 @@ from vllm.v1.request import Request, RequestStatus
 from antiphon.core.options import StageOptions
 from antiphon.core.prompt_plan import PromptPlan, validate_plan
 from antiphon.core.tickets import StageNews
-from antiphon.errors import AntiphonError, InputTooLongError, SampledLogprobContractError
+from antiphon.errors import (
+    AntiphonError,
+    InputTooLongError,
+    PreemptedError,
+    SampledLogprobContractError,
+)
 from antiphon.payload.ref import Ref
 from antiphon.sched.coordinator import Arrival, Coordinator
 from antiphon.sched.parking import Parking
 from antiphon.upstream.envelopes import news_of, with_work
 from antiphon.upstream.logprobs import sampled_logprob_violation
+from antiphon.upstream.prompt import enqueue_in_place
+from antiphon.upstream.queues import dequeue
 from antiphon.upstream.runner_version import require_v1_runner
 
 _KEPT = (
@@ -50,6 +58,7 @@ class StageSchedulerMixin(Scheduler):
         self._wants_logprobs: set[str] = set()
         self._moved: set[str] = set()  # streams whose next step may need more than they have
         self._rested: list[Request] = []  # resumable, and stopped in this update
+        self._victims: list[str] = []  # preempted, in a stage that cannot compute them again
         self._endings: list[Request] = []  # finished outside a step; reported by the next update
 
     # --- for the stage's host -----------------------------------------------------------------
@@ -73,9 +82,8 @@ class StageSchedulerMixin(Scheduler):
         self._release_producers()
 
     def abandon(self, uids: Iterable[str]) -> None:
-        """These requests are over on every stage: what they sent counts no more."""
-        for uid in uids:
-            self.coordinator.outflow.drop(uid)
+        """These requests are over on every stage: what they have sent is freed here."""
+        self.coordinator.abandon(uids)
         self._release_producers()
 
     def fail_requests(self, uids: Iterable[str], error: AntiphonError) -> None:
@@ -88,17 +96,41 @@ class StageSchedulerMixin(Scheduler):
     def prompt_error(self, num_tokens: int) -> InputTooLongError | None:
         """Why a prompt of this length is refused: it must leave room for what is sampled."""
         limit = self.max_model_len - self.reserved_tokens
-        if num_tokens <= limit:
-            return None
-        return InputTooLongError(
-            f"the prompt has {num_tokens} tokens, the stage takes at most {limit}; "
-            f"shorten it or raise max_model_len"
-        )
+        if num_tokens > limit:
+            return InputTooLongError(
+                f"the prompt has {num_tokens} tokens, the stage takes at most {limit}; "
+                f"shorten it or raise max_model_len"
+            )
+        if self.kv_cache_config.kv_cache_groups:
+            blocks = self.kv_cache_config.num_blocks - 1  # one is upstream's null block
+            needed = -(-(num_tokens + self.reserved_tokens) // self.block_size)
+            if needed > blocks:
+                return InputTooLongError(
+                    f"a prompt of {num_tokens} tokens needs {needed} cache blocks, the stage has "
+                    f"{blocks}; shorten it or raise kv_cache_bytes"
+                )
+        return None
 
     def take_endings(self) -> list[EngineCoreOutput]:
         """The ends that no update has reported; for the host, after a step that raised."""
         endings, self._endings = self._endings, []
         return [self._ending(request) for request in endings]
+
+    def drop_blocks(self) -> None:
+        """What lies in blocks is about to be lost: requests that do not run compute it again.
+
+        Those that run are upstream's matter: a stage that sleeps has none.
+        """
+        for request in list(self.requests.values()):
+            if request.request_id in self.parking.held:
+                self.running.remove(request)
+                self._preempt_request(request, time.monotonic())
+            elif request.status != RequestStatus.RUNNING and request.num_computed_tokens:
+                self._free_request_blocks(request)
+                request.num_computed_tokens = 0
+        for request in list(self.kv_holding_waiting):
+            dequeue(self, request)
+            enqueue_in_place(self.waiting, request)
 
     def in_flight(self) -> list[str]:
         """Requests with tokens in a step whose result has not been processed."""
@@ -124,8 +156,7 @@ class StageSchedulerMixin(Scheduler):
     # --- upstream's hooks ---------------------------------------------------------------------
 
     def _enqueue_waiting_request(self, request: Request) -> None:
-        if request.sampling_params is not None and request.sampling_params.logprobs is not None:
-            self._wants_logprobs.add(request.request_id)
+        self._note_logprobs(request)
         if request.status == RequestStatus.WAITING_FOR_STREAMING_REQ:
             # Upstream has counted it as waiting in its queues, where it would be looked at in
             # every step.
@@ -134,10 +165,17 @@ class StageSchedulerMixin(Scheduler):
             self.parking.forget(request.request_id)
             self.parking.keep_out(request)
             self._rested.append(request)
-        elif self.coordinator.gate.blocked(request.request_id):
+        elif not self._may_run(request.request_id):
             self.parking.keep_out(request)
         else:
+            self.parking.stalled = False
             super()._enqueue_waiting_request(request)
+
+    def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        super()._preempt_request(request, *args, **kwargs)
+        self.parking.preempted(request)
+        if self.options is not None and not self.options.recomputes:
+            self._victims.append(request.request_id)
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         if self.coordinator.gate.blocked_count and (expired := self.coordinator.expire()):
@@ -145,15 +183,19 @@ class StageSchedulerMixin(Scheduler):
         if self._moved:
             self._hold_starving()
         output = super().schedule(throttle_prefills)
+        if self._victims:
+            self._end_victims()
         if len(self.coordinator.gate):
             self._note_scheduled(output)
-        if self.parking.held and output.preempted_req_ids:
-            self.parking.preempted(output.preempted_req_ids)
+        if not output.num_scheduled_tokens and (self.parking.held or self.parking.out):
+            self._after_nothing()
         return with_work(output, self.coordinator.take_work())
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
+        if scheduler_output.num_scheduled_tokens:
+            self.parking.stalled = False
         if (news := news_of(model_runner_output)) is not None:
             self._hear(news)
         if self._wants_logprobs:
@@ -168,10 +210,10 @@ class StageSchedulerMixin(Scheduler):
     def has_requests(self) -> bool:
         if self.coordinator.has_work or self._endings:
             return True
-        if not (held := len(self.parking.held)):
+        if not (self.parking.held or self.parking.stalled):
             return super().has_requests()
         # Upstream counts what is passed over, which is no work.
-        return self.get_num_unfinished_requests() > held or self.has_finished_requests()
+        return self._runnable or self.has_finished_requests()
 
     def _free_request(
         self, request: Request, *args: Any, **kwargs: Any
@@ -200,7 +242,39 @@ class StageSchedulerMixin(Scheduler):
     def _forget(self, uid: str) -> None:
         """The request is over."""
 
+    def _may_run(self, uid: str) -> bool:
+        """Whether nothing parks the request."""
+        return not (self.coordinator.gate.blocked(uid) or self.coordinator.outflow.full(uid))
+
+    def _release(self, uid: str) -> None:
+        """Let a parked request be scheduled again."""
+        self.parking.release(uid)
+
+    def _make_room(self) -> None:
+        """Take the blocks of a request that is passed over: those that wait need them.
+
+        Only for one that has run before. Its consumer may be what keeps another stage from using
+        up the chunks that a full edge waits for; new requests can wait.
+        """
+        if any(request.status == RequestStatus.PREEMPTED for request in self.waiting):
+            full = self.coordinator.outflow.full
+            held = [r for r in self.running if r.request_id in self.parking.held]
+            if victims := [request for request in held if full(request.request_id)]:
+                self.running.remove(victims[-1])
+                self._preempt_request(victims[-1], time.monotonic())
+
     # --- parts --------------------------------------------------------------------------------
+
+    def _end_victims(self) -> None:
+        """Not within upstream's loop, which still has them in hand."""
+        victims, self._victims = self._victims, []
+        self.fail_requests(
+            victims,
+            PreemptedError(
+                "the stage ran out of cache blocks and cannot compute a request again; raise "
+                "kv_cache_bytes or lower max_num_seqs"
+            ),
+        )
 
     def _hold_starving(self) -> None:
         """Pass over the streams whose next step needs a row that is not there."""
@@ -217,6 +291,20 @@ class StageSchedulerMixin(Scheduler):
                 self.coordinator.scheduled(new.req_id)
         if streams := self.coordinator.streams:
             self._moved |= streams.keys() & output.num_scheduled_tokens.keys()
+
+    def _after_nothing(self) -> None:
+        """A step could schedule nothing: make room, or sleep until something changes."""
+        if self.pause_state != PauseState.UNPAUSED:
+            return
+        if any(self._is_blocked_waiting_status(r.status) for r in self.deferred_waiting):
+            return  # upstream looks at these in every step
+        self.parking.stalled = True
+        if self._num_queued and not self.in_flight():
+            self._make_room()
+
+    @property
+    def _num_queued(self) -> int:
+        return len(self.waiting) + len(self.kv_holding_waiting)
 
     def _hear(self, news: StageNews) -> None:
         """Apply what the worker answered: chunks that are there, payloads stored, failures."""
@@ -244,8 +332,15 @@ class StageSchedulerMixin(Scheduler):
 
     def _go_on(self, uid: str) -> None:
         """Let a parked request be scheduled again, unless something else still parks it."""
-        if not (self.coordinator.gate.blocked(uid) or self.coordinator.outflow.full(uid)):
-            self.parking.release(uid)
+        if uid in self.parking and self._may_run(uid):
+            self._release(uid)
+
+    @property
+    def _runnable(self) -> bool:
+        """Whether a step might schedule anything."""
+        if self.parking.stalled:
+            return False
+        return bool(self.get_num_unfinished_requests() > len(self.parking.held))
 
     def _release_producers(self) -> None:
         for uid in self.coordinator.outflow.released():
@@ -276,9 +371,19 @@ class StageSchedulerMixin(Scheduler):
                 if token_ids := output.new_token_ids:
                     accepted(output.request_id, token_ids)
 
+    def _note_logprobs(self, request: Request) -> None:
+        params = request.sampling_params
+        if params is not None and params.logprobs is not None:
+            self._wants_logprobs.add(request.request_id)
+        else:
+            self._wants_logprobs.discard(request.request_id)
+
     def _check_logprobs(self, output: ModelRunnerOutput) -> None:
         """End the requests whose logprobs break the contract, before upstream reads any."""
         for uid in self._wants_logprobs & output.req_id_to_index.keys():
+            request = self.requests[uid]
+            if request.num_stale_output_tokens and request.drop_stale_output:
+                continue  # of an earlier segment, which had other parameters
             if (violation := sampled_logprob_violation(output, uid)) is not None:
                 self.fail_requests([uid], SampledLogprobContractError(violation.message))
 

@@ -52,10 +52,9 @@ class Outflow:
         for budget in self._budgets.values():
             budget.close(uid)
 
-    def drop(self, uid: str) -> None:
-        """The request is over on every stage: what it has sent counts no more."""
-        for budget in self._budgets.values():
-            budget.drop(uid)
+    def drop(self, uid: str) -> list[str]:
+        """The request is over on every stage: the keys of what it has sent and nobody needs."""
+        return [key for budget in self._budgets.values() for key in budget.drop(uid)]
 
     # --- retries ------------------------------------------------------------------------------
 

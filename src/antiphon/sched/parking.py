@@ -7,13 +7,11 @@ step, and comes back to the place of its arrival. Nothing is touched but request
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
 from antiphon.upstream.prompt import enqueue_in_place
-from antiphon.upstream.queues import NEVER, dequeue
+from antiphon.upstream.queues import NEVER, dequeue, queue_of
 
 
 class Parking:
@@ -23,9 +21,12 @@ class Parking:
         self._scheduler = scheduler
         self.out: dict[str, Request] = {}  # in none of upstream's queues
         self.held: dict[str, Request] = {}  # running, but passed over
+        # A step could schedule nothing, and nothing has changed since: another would be in vain.
+        self.stalled = False
 
     def keep_out(self, request: Request) -> None:
         """The request is in no queue and stays so until it is released."""
+        self.stalled = False
         self.out[request.request_id] = request
 
     def hold(self, request: Request) -> None:
@@ -33,6 +34,7 @@ class Parking:
         uid = request.request_id
         if uid in self.out or uid in self.held or request.is_finished():
             return
+        self.stalled = False
         if request.status == RequestStatus.RUNNING:
             request.next_decode_eligible_step = NEVER
             self.held[uid] = request
@@ -40,23 +42,31 @@ class Parking:
             dequeue(self._scheduler, request)
             self.out[uid] = request
 
-    def release(self, uid: str) -> None:
-        """The request may be scheduled again, at its place. Unknown ones are ignored."""
+    def release(self, uid: str, *, last: bool = False) -> None:
+        """The request may be scheduled again: at its place, or behind all that wait. Unknown ones
+        are ignored.
+        """
+        self.stalled = False
         if (request := self.held.pop(uid, None)) is not None:
             request.next_decode_eligible_step = 0
         elif (request := self.out.pop(uid, None)) is not None:
-            enqueue_in_place(self._scheduler.waiting, request)
+            queue = queue_of(self._scheduler, request)
+            if last:
+                queue.add_request(request)
+            else:
+                enqueue_in_place(queue, request)
 
-    def preempted(self, uids: Collection[str]) -> None:
-        """Upstream took the blocks of these requests: held ones leave its queue."""
-        for uid in self.held.keys() & uids:
-            request = self.held.pop(uid)
+    def preempted(self, request: Request) -> None:
+        """Upstream took the request's blocks and put it into its queue: a held one leaves it."""
+        self.stalled = False
+        if self.held.pop(request.request_id, None) is not None:
             request.next_decode_eligible_step = 0
             dequeue(self._scheduler, request)
-            self.out[uid] = request
+            self.out[request.request_id] = request
 
     def forget(self, uid: str) -> None:
         """The request is over, or upstream has it again."""
+        self.stalled = False
         self.out.pop(uid, None)
         if (request := self.held.pop(uid, None)) is not None:
             request.next_decode_eligible_step = 0

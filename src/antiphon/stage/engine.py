@@ -41,6 +41,7 @@ class StageEngine:
             spec.inputs,
             spec.outputs,
             spec.atomic_inputs,
+            spec.recomputes,
             spec.active_streams,
         )
         args = EngineArgs(
@@ -63,6 +64,8 @@ class StageEngine:
         self._arrival = 0.0
         # Edges whose adapters want tensors of every position.
         self._row_edges = frozenset(self.call_workers("stage_row_edges")[0])
+        quiet = frozenset(self.call_workers("stage_quiet_edges")[0])
+        self.scheduler.coordinator.quiet_edges = quiet
 
     @property
     def scheduler(self) -> StageSchedulerMixin:

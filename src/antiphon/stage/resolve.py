@@ -100,6 +100,7 @@ def resolve_stages(
             outputs=tuple(_out_edge(edge, deployment) for edge in taken),
             input_wait_timeout_s=_filled(settings.input_wait_timeout_s),
             atomic_inputs=stage.atomic_inputs,
+            recomputes=stage.recomputes,
             active_streams=_filled(settings.active_streams),
             threads=_filled(settings.threads),
             log_level=_filled(deployment.log_level),

@@ -27,6 +27,7 @@ class StageSpec(msgspec.Struct, frozen=True):
     outputs: tuple[OutEdge, ...] = ()
     input_wait_timeout_s: float = 600.0  # 0: wait for ever
     atomic_inputs: bool = False  # generation: an input over the token budget is an error
+    recomputes: bool = True  # ar: False, a request that loses its blocks ends with an error
     active_streams: int = 0  # generation: streams that are served at a time; 0: as many as fit
     check_every_step: bool = False  # debugging: check every store's integrity after each step
     threads: int = 1

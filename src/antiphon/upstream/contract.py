@@ -54,7 +54,9 @@ SEAMS: tuple[Seam, ...] = (
                 "Scheduler",
                 (
                     "attribute requests waiting running max_model_len max_num_scheduled_tokens "
-                    "vllm_config kv_cache_config kv_cache_manager",
+                    "vllm_config kv_cache_config kv_cache_manager finished_req_ids",
+                    "method get_num_unfinished_requests()",
+                    "method has_finished_requests()",
                 ),
             ),
             Names("vllm.v1.core.kv_cache_manager", "KVCacheManager", ("attribute block_pool",)),
@@ -72,21 +74,59 @@ SEAMS: tuple[Seam, ...] = (
                 _REQUEST,
                 "Request",
                 (
-                    "attribute _all_token_ids block_hashes prompt_token_ids num_prompt_tokens "
-                    "num_tokens num_output_tokens num_computed_tokens num_in_flight_tokens "
-                    "arrival_time cache_salt client_index trace_headers",
+                    "attribute _all_token_ids _output_token_ids all_token_ids block_hashes "
+                    "prompt_token_ids num_prompt_tokens num_tokens num_output_tokens "
+                    "num_computed_tokens num_in_flight_tokens num_output_placeholders status "
+                    "sampling_params pooling_params max_tokens arrival_time cache_salt "
+                    "client_index trace_headers",
                     "method update_block_hashes()",
                     "method take_events()",
                     "method get_finished_reason()",
+                    "method is_finished()",
                 ),
             ),
             Names(
                 _REQUEST,
                 "RequestStatus",
-                ("attribute PREEMPTED FINISHED_STOPPED FINISHED_LENGTH_CAPPED FINISHED_ERROR",),
+                (
+                    "attribute WAITING RUNNING PREEMPTED FINISHED_STOPPED FINISHED_LENGTH_CAPPED "
+                    "FINISHED_REPETITION FINISHED_ERROR",
+                ),
             ),
             Names(_QUEUE, "", ("class FCFSRequestQueue RequestQueue",)),
             Names(_QUEUE, "RequestQueue", ("method add_request(request)",)),
+        ),
+    ),
+    Seam(
+        "parking",
+        "a request whose next step lacks its input, or room for its output, is passed over: a "
+        "running one by the step from which it is eligible, any other by leaving the queues",
+        "_handle_blocked_waiting_request, which costs a look per step and request",
+        (
+            Names(_SCHEDULER, "Scheduler", ("attribute kv_holding_waiting deferred_waiting",)),
+            Names(_REQUEST, "Request", ("attribute next_decode_eligible_step",)),
+            Names(_QUEUE, "RequestQueue", ("method remove_requests(requests)",)),
+            Names(_SCHED_OUTPUT, "SchedulerOutput", ("field preempted_req_ids",)),
+        ),
+    ),
+    Seam(
+        "sessions",
+        "a resumable request that stops is kept, with what is in flight for it rolled back; it "
+        "goes on with new input, or with the next chunk of a generation stage",
+        "a request of its own for each segment, which computes the history again",
+        (
+            Names(
+                _SCHEDULER,
+                "Scheduler",
+                (
+                    "method _handle_stopped_request(request)",
+                    "method _free_request_blocks(request)",
+                    "attribute _inflight_prefills num_waiting_for_streaming_input",
+                ),
+            ),
+            Names(_REQUEST, "RequestStatus", ("attribute WAITING_FOR_STREAMING_REQ",)),
+            Names("vllm.v1.engine", "EngineCoreRequest", ("field resumable",)),
+            Names("vllm.pooling_params", "PoolingParams", ("method clone()",)),
         ),
     ),
     Seam(
@@ -96,7 +136,11 @@ SEAMS: tuple[Seam, ...] = (
         "none needed while both stay dataclasses",
         (
             Names(_SCHED_OUTPUT, "", ("class SchedulerOutput",)),
-            Names(_SCHED_OUTPUT, "SchedulerOutput", ("field scheduled_new_reqs",)),
+            Names(
+                _SCHED_OUTPUT,
+                "SchedulerOutput",
+                ("field scheduled_new_reqs num_scheduled_tokens",),
+            ),
             Names(
                 _SCHED_OUTPUT, "NewRequestData", ("field req_id prompt_token_ids prompt_embeds",)
             ),
@@ -151,7 +195,8 @@ SEAMS: tuple[Seam, ...] = (
     Seam(
         "model runner",
         "a step's rows are taken between execute_model and sample_tokens; a request's own rows "
-        "go in when its state is made and are dropped when it is removed",
+        "go in when its state is made, or with the embeddings of the tokens that it feeds back, "
+        "and are dropped when it is removed",
         "forward hooks on the model",
         (
             Names(
@@ -164,12 +209,22 @@ SEAMS: tuple[Seam, ...] = (
                     "method get_model()",
                     "method _update_states(scheduler_output)",
                     "method _on_request_state_removed(req_id, req_state)",
+                    "method _preprocess(scheduler_output, num_input_tokens, intermediate_tensors)",
                     "attribute execute_model_state input_batch requests model dtype "
                     "query_start_loc",
                 ),
             ),
             Names(_RUNNER, "ExecuteModelState", ("field hidden_states",)),
-            Names(_INPUT_BATCH, "InputBatch", ("attribute req_ids num_computed_tokens_cpu",)),
+            Names(
+                _INPUT_BATCH,
+                "InputBatch",
+                ("attribute req_ids num_prompt_tokens num_computed_tokens_cpu",),
+            ),
+            Names(
+                "vllm.config",
+                "ModelConfig",
+                ("field enable_prompt_embeds", "method get_inputs_embeds_size()"),
+            ),
             Names("vllm.v1.utils", "CpuGpuBuffer", ("attribute np",)),
             Names(
                 "vllm.v1.worker.cpu_model_runner",

@@ -57,13 +57,20 @@ def news_of(output: ModelRunnerOutput) -> StageNews | None:
 
 
 class NewsOnArrival(AsyncModelRunnerOutput):
-    """An output that is still being copied to the host; `finish` makes its news meanwhile."""
+    """An output that is still being copied to the host; `carry_out` is done meanwhile."""
 
-    def __init__(self, inner: AsyncModelRunnerOutput, finish: Callable[[], StageNews]) -> None:
+    def __init__(
+        self,
+        inner: AsyncModelRunnerOutput,
+        carry_out: Callable[[], None],
+        take_news: Callable[[], StageNews],
+    ) -> None:
         self._inner = inner
-        self._finish = finish
+        self._carry_out = carry_out
+        self._take_news = take_news
 
     def get_output(self) -> ModelRunnerOutput:
-        """Blocks until the copy is done; called off the runner's main thread."""
-        news = self._finish()
-        return with_news(self._inner.get_output(), news)
+        """Blocks until the copy is done; a worker process calls it on a thread of its own."""
+        self._carry_out()
+        output = self._inner.get_output()  # if it raises, the news go with the next output
+        return with_news(output, self._take_news())

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from vllm.pooling_params import PoolingParams
 from vllm.v1.core.sched.request_queue import FCFSRequestQueue, RequestQueue
 from vllm.v1.request import Request, RequestStatus
 
@@ -39,12 +40,13 @@ def renew_prompt(request: Request, token_ids: Sequence[int], *, same: int, compu
     request.update_block_hashes()
 
 
-def with_extra(request: Request, extra: Mapping[str, object]) -> None:
-    """Let a pooling request's model see `extra` beside the request's own parameters."""
-    if extra and request.pooling_params is not None:
-        params = request.pooling_params.clone()
-        params.extra_kwargs = {**(params.extra_kwargs or {}), **extra}
-        request.pooling_params = params
+def with_extra(request: Request, own: PoolingParams | None, extra: Mapping[str, object]) -> None:
+    """Let a pooling request's model see `extra` beside the request's `own` parameters."""
+    if own is not None and extra:
+        params = own.clone()
+        params.extra_kwargs = {**(own.extra_kwargs or {}), **extra}
+        own = params
+    request.pooling_params = own
 
 
 def enqueue_in_place(queue: RequestQueue, request: Request) -> None:
@@ -52,9 +54,14 @@ def enqueue_in_place(queue: RequestQueue, request: Request) -> None:
     if not isinstance(queue, FCFSRequestQueue):
         queue.add_request(request)  # ordered by priority and arrival
         return
+    place = _place(request)
     for index, other in enumerate(queue):
-        preempted = other.status == RequestStatus.PREEMPTED  # these resume first
-        if not preempted and other.arrival_time > request.arrival_time:
+        if _place(other) > place:
             queue.insert(index, request)
             return
     queue.append(request)
+
+
+def _place(request: Request) -> tuple[bool, float]:
+    """Those that have been preempted resume first."""
+    return request.status != RequestStatus.PREEMPTED, request.arrival_time

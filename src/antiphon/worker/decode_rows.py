@@ -22,6 +22,8 @@ Counts = npt.NDArray[np.integer]
 class RowConditioned(Protocol):
     """A model that says itself how rows condition its inputs; without it they are added."""
 
+    row_width: int  # of the rows that it takes, which need not be that of its embeddings
+
     def condition(self, embeds: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Input embeddings [n, hidden] of output tokens with their rows [n, width]: [n, hidden]."""
         ...

@@ -26,10 +26,7 @@ class DecodeRows:
     padding: torch.Tensor | None = None  # [width]; None: nothing past the last row
 
     def append(self, rows: torch.Tensor) -> None:
-        """More rows, [n, width]. Raises AdapterError for another shape."""
-        width = self.rows[0].shape[0] if self.rows else rows.shape[-1]
-        if rows.ndim != 2 or rows.shape[1] != width:
-            raise AdapterError(f"rows of shape {tuple(rows.shape)}; this request has [n, {width}]")
+        """More rows, [n, width]."""
         self.rows += rows.clone().unbind(0)  # a view of shared memory would keep all of it
 
     def get(self, index: int) -> torch.Tensor | None:
@@ -38,73 +35,100 @@ class DecodeRows:
 
 
 class Inlets:
-    """Takes chunks out of the connector and keeps what their requests need of them."""
+    """Takes chunks out of the connector and keeps what their requests need of them.
+
+    `embed_width` is that of the model's input embeddings, None for a model that is given token ids.
+    Every row is checked here: one of a wrong shape would break the step for all its requests.
+    """
 
     def __init__(
         self,
         connector: Connector,
         factories: Mapping[str, InputAdapterFactory],
-        *,
-        takes_rows: bool,
+        embed_width: int | None,
     ) -> None:
         self._connector = connector
         self._factories = factories
-        self._takes_rows = takes_rows
+        self._embed_width = embed_width
+        self.row_width = embed_width  # of decode rows
         self._adapters: dict[str, InputAdapter] = {}
+        self._failed: set[str] = set()  # what else comes for them is thrown away
         self.prompt_rows: dict[str, torch.Tensor] = {}  # uid: [num_tokens, width]
         self.decode_rows: dict[str, DecodeRows] = {}
 
-    def fetch(self, fetch: Fetch) -> Arrived:
-        """Take one chunk in. Raises ConnectorError, PayloadError, or what the adapter raises."""
-        ref = fetch.ref
-        payload = None
-        if ref.key is not None:
-            payload = wire.decode(self._connector.take(ref.key), expect=ref.fields)
-        adapter = self._adapter(fetch)
-        made = adapter.on_end() if payload is None else adapter.on_payload(payload, last=ref.end)
-        self._keep(fetch.uid, made)
+    def fetch(self, fetch: Fetch) -> Arrived | None:
+        """Take one chunk in; None if one of the same request has failed before.
+
+        Raises ConnectorError, PayloadError, or what the adapter raises.
+        """
+        uid, ref = fetch.uid, fetch.ref
+        if uid in self._failed:
+            self._connector.delete([] if ref.key is None else [ref.key])
+            return None
+        try:
+            made = self._read(fetch)
+            self._keep(uid, made)
+        except Exception:
+            self._failed.add(uid)
+            raise
         rows = 0 if made.rows is None else len(made.rows)
-        return Arrived(fetch.uid, ref.key, ref.end, made.plan, rows)
+        return Arrived(uid, ref.key, ref.end, made.plan, rows)
 
     def drop(self, uid: str) -> None:
         """Forget a request; unknown ones are ignored."""
+        self._failed.discard(uid)
         self._adapters.pop(uid, None)
         self.prompt_rows.pop(uid, None)
         self.decode_rows.pop(uid, None)
 
     def __len__(self) -> int:
-        return len(self._adapters)
+        return len(self._adapters.keys() | self._failed)
 
     def check_integrity(self) -> None:
         """Raise AssertionError if rows are kept for a request that has no adapter."""
         if not self.prompt_rows.keys() | self.decode_rows.keys() <= self._adapters.keys():
             raise AssertionError("rows are kept for a request without an adapter")
 
-    def _adapter(self, fetch: Fetch) -> InputAdapter:
+    def _read(self, fetch: Fetch) -> Input:
+        ref = fetch.ref
+        payload = None
+        if ref.key is not None:
+            payload = wire.decode(self._connector.take(ref.key), expect=ref.fields)
         adapter = self._adapters.get(fetch.uid)
         if adapter is None:
-            factory = self._factories.get(fetch.ref.edge)
+            factory = self._factories.get(ref.edge)
             if factory is None:
-                raise AdapterError(f"the stage has no incoming edge '{fetch.ref.edge}'")
+                raise AdapterError(f"the stage has no incoming edge '{ref.edge}'")
             adapter = self._adapters[fetch.uid] = factory.open(fetch.uid, fetch.params)
-        return adapter
+        return adapter.on_end() if payload is None else adapter.on_payload(payload, last=ref.end)
 
     def _keep(self, uid: str, made: Input) -> None:
         if made.plan is not None and made.plan.rows_local:
-            rows, count = made.prompt_rows, len(made.plan.token_ids)
-            if rows is None or rows.ndim != 2 or len(rows) != count:
-                shape = None if rows is None else tuple(rows.shape)
-                raise AdapterError(f"{count} prompt positions, but rows of shape {shape}")
-            self.prompt_rows[uid] = rows
+            if made.prompt_rows is None:
+                raise AdapterError("the plan says rows_local, but no prompt_rows came with it")
+            self._check(made.prompt_rows, len(made.plan.token_ids), self._embed_width)
+            self.prompt_rows[uid] = made.prompt_rows
+        elif made.prompt_rows is not None:
+            raise AdapterError("prompt_rows came without a plan that says rows_local")
         if made.rows is None and made.padding is None:
             return
-        if not self._takes_rows:
-            raise AdapterError(
-                "this stage computes tokens without rows; set enable_prompt_embeds in its engine"
-                " arguments, or return no rows"
-            )
-        kept = self.decode_rows.setdefault(uid, DecodeRows())
+        kept = self.decode_rows.get(uid) or DecodeRows()
         if made.rows is not None:
+            self._check(made.rows, None, self.row_width)
             kept.append(made.rows)
         if made.padding is not None:
+            self._check(made.padding, self.row_width)
             kept.padding = made.padding.clone()
+        self.decode_rows[uid] = kept
+
+    def _check(self, rows: torch.Tensor, *shape: int | None) -> None:
+        """Raise AdapterError for rows of another shape; None stands for any length."""
+        if self._embed_width is None:
+            raise AdapterError(
+                "this stage is given token ids only; set enable_prompt_embeds in its engine"
+                " arguments, or return no rows"
+            )
+        sizes = zip(shape, rows.shape, strict=False)
+        if rows.ndim != len(shape) or any(want not in (None, size) for want, size in sizes):
+            expected = ", ".join("n" if size is None else str(size) for size in shape)
+            raise AdapterError(f"rows of shape {list(rows.shape)}; the stage needs [{expected}]")

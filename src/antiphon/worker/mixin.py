@@ -35,6 +35,11 @@ class StageWorkerMixin(Worker):
         io = self.stage_runner.io
         return [] if io is None else io.row_edges
 
+    def stage_quiet_edges(self) -> list[str]:
+        """The outgoing edges whose adapters are told of a request's end and of no step."""
+        io = self.stage_runner.io
+        return [] if io is None else io.quiet_edges
+
     def stage_inspect(self) -> dict[str, int]:
         """Check the worker's stores; counts of what they hold. Raises AssertionError."""
         runner = self.stage_runner

@@ -37,6 +37,7 @@ class Outlet:
     kept: list[Payload] = field(default_factory=list)  # full edge: until the request ends
     unsent: deque[_Unsent] = field(default_factory=deque)
     attempts: int = 0  # of the first unsent chunk
+    wait_s: float = 0.0  # until its next attempt
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +71,23 @@ class Sender:
             self._send(outlet, payload, news, end=False)
         self._send(outlet, rest[-1] if rest else None, news, end=True)
 
-    def retry(self, news: StageNews) -> list[tuple[str, ConnectorError]]:
-        """Store what could not be stored; the requests for which that is given up."""
-        lost = []
+    def retry(self, news: StageNews) -> dict[str, ConnectorError]:
+        """The shortest wait is over: store what could not be stored, where it is its turn.
+
+        Returns the requests for which that is given up.
+        """
+        lost: dict[str, ConnectorError] = {}
+        passed = min((outlet.wait_s for outlet in self._waiting.values()), default=0.0)
         for key, outlet in list(self._waiting.items()):
+            outlet.wait_s -= passed
+            if outlet.wait_s > 0:  # another request's failure is not this one's attempt
+                _ask_for_retry(news, outlet.wait_s)
+                continue
             try:
                 self._flush(outlet, news)
             except ConnectorError as error:
                 del self._waiting[key]
-                lost.append((outlet.uid, error))
+                lost.setdefault(outlet.uid, error)
         return lost
 
     def drop(self, uid: str) -> None:
@@ -90,6 +99,13 @@ class Sender:
     def num_unsent(self) -> int:
         """Chunks that wait for a retry."""
         return sum(len(outlet.unsent) for outlet in self._waiting.values())
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if an outlet waits for nothing, or its chunks have a gap."""
+        for (uid, edge, _), outlet in self._waiting.items():
+            seqs = [chunk.ref.seq for chunk in outlet.unsent]
+            if not seqs or seqs != list(range(outlet.seq - len(seqs), outlet.seq)):
+                raise AssertionError(f"request {uid} waits to store chunks {seqs} on edge {edge}")
 
     def _send(self, outlet: Outlet, payload: Payload | None, news: StageNews, *, end: bool) -> None:
         seq, outlet.seq = outlet.seq, outlet.seq + 1
@@ -127,5 +143,10 @@ class Sender:
                 f"chunk {ref.seq} of edge '{ref.edge}' could not be stored after "
                 f"{outlet.attempts} attempts: {error}"
             ) from error
+        outlet.wait_s = delay
         self._waiting[outlet.uid, outlet.edge, outlet.epoch] = outlet
-        news.retry_in_s = delay if news.retry_in_s is None else min(delay, news.retry_in_s)
+        _ask_for_retry(news, delay)
+
+
+def _ask_for_retry(news: StageNews, delay_s: float) -> None:
+    news.retry_in_s = delay_s if news.retry_in_s is None else min(delay_s, news.retry_in_s)

@@ -39,42 +39,58 @@ class PendingRows:
     hidden: CopiedRows | None  # [count, hidden]
     side: Mapping[str, tuple[Layout, CopiedRows]]
 
+    @property
+    def end(self) -> int:
+        """The position behind the last row."""
+        return self.first + self.count
+
 
 class RowLog:
-    """Appended by the step, drained by accepted tokens; both in step order."""
+    """Appended by the step, drained by accepted tokens; both in step order, each on one thread."""
 
     def __init__(
         self, *, wants_hidden: bool = True, side_names: Iterable[str] = (), first: int = 0
     ) -> None:
         self.wants_hidden = wants_hidden
         self.side_names = frozenset(side_names)
-        self._pending: deque[PendingRows] = deque()
+        self._arriving: deque[PendingRows] = deque()  # the step's end of the log
+        self._pending: list[PendingRows] = []  # in step order; some of it no adapter has seen
         self._next = first  # first position that no adapter has seen
         self._shared_sent: set[str] = set()
 
     def append(self, rows: PendingRows) -> None:
         """Rows of a step; positions seen before (a replay after preemption) are cut off later."""
-        self._pending.append(rows)
+        self._arriving.append(rows)
 
     def confirm(self, num_positions: int) -> list[StepRows]:
         """Rows of positions below `num_positions` that no adapter has seen, in order.
 
-        Raises AssertionError if a position is missing: a step's rows were lost.
+        Of a position that was computed several times the last rows count: what came before may
+        belong to a token that was not accepted. Raises AssertionError if a position is missing: a
+        step's rows were lost.
         """
+        while self._arriving:
+            self._pending.append(self._arriving.popleft())
         released: list[StepRows] = []
-        while self._pending and self._next < num_positions:
-            rows = self._pending[0]
-            end = rows.first + rows.count
-            stop = min(end, num_positions)
-            if rows.first > self._next:
-                raise AssertionError(f"rows of position {self._next} are missing")
-            if stop > self._next:
-                released.append(self._cut(rows, self._next, stop))
-                self._next = stop
-            if stop < end:
-                break  # the rest belongs to tokens that are not accepted yet
-            self._pending.popleft()
+        while self._next < num_positions and (found := self._newest()) is not None:
+            rows, stop = found
+            stop = min(stop, num_positions)
+            released.append(self._cut(rows, self._next, stop))
+            self._next = stop
+        self._pending = [rows for rows in self._pending if rows.end > self._next]
+        if self._pending and self._next < num_positions:
+            raise AssertionError(f"rows of position {self._next} are missing")
         return released
+
+    def _newest(self) -> tuple[PendingRows, int] | None:
+        """The step that computed the next position last, and up to where its rows are the last."""
+        stop = None
+        for rows in reversed(self._pending):
+            if rows.first <= self._next < rows.end:
+                return rows, rows.end if stop is None else min(stop, rows.end)
+            if rows.first > self._next:
+                stop = rows.first if stop is None else min(stop, rows.first)
+        return None
 
     def _cut(self, rows: PendingRows, start: int, stop: int) -> StepRows:
         part = slice(start - rows.first, stop - rows.first)

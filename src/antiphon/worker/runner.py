@@ -15,7 +15,7 @@ from antiphon.connector.registry import make_connector
 from antiphon.core.options import StageOptions
 from antiphon.upstream.envelopes import NewsOnArrival, with_news, work_of
 from antiphon.upstream.generators import RewindGenerator, seeded
-from antiphon.worker.decode_rows import add_rows, decode_places
+from antiphon.worker.decode_rows import RowConditioned, add_rows, decode_places
 from antiphon.worker.device import ops_for
 from antiphon.worker.materialise import StepRow, materialise
 from antiphon.worker.side_outputs import OutputTap
@@ -34,26 +34,33 @@ class StageRunnerMixin(GPUModelRunner):
         super().__init__(vllm_config, device)
         self.device_ops = ops_for(device)
         self._tap: OutputTap | None = None
+        self._untapped: Any = None
         options = StageOptions.from_config(vllm_config.additional_config)
         # One rank speaks for the stage; its tensor-parallel peers compute the same.
         if options is not None and vllm_config.parallel_config.rank == 0:
-            spec = options.connector
+            spec, model = options.connector, vllm_config.model_config
             connector = make_connector(spec.kind, spec.run, spec.max_bytes)
             self.io = StageIO(
                 options,
-                vllm_config.model_config.model,
+                model.model,
                 connector,
-                takes_rows=vllm_config.model_config.enable_prompt_embeds,
+                embed_width=model.get_inputs_embeds_size() if model.enable_prompt_embeds else None,
             )
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         super().load_model(*args, **kwargs)
-        if self.io is not None and self.io.side_outputs:
+        if self.io is None:
+            return
+        model = super().get_model()
+        if isinstance(model, RowConditioned):
+            self.io.take_rows(model.row_width)
+        if self.io.side_outputs:
+            self._untapped = model
             self._tap = OutputTap(self.model)
             self.model = self._tap
 
     def get_model(self) -> Any:
-        return super().get_model() if self._tap is None else self._tap.model
+        return super().get_model() if self._tap is None else self._untapped
 
     # --- per request --------------------------------------------------------------------------
 
@@ -92,9 +99,10 @@ class StageRunnerMixin(GPUModelRunner):
         if self.io is None or output is None:
             return output  # None: `sample_tokens` follows and brings the news
         if isinstance(output, AsyncModelRunnerOutput):
-            return NewsOnArrival(output, self.io.finish)  # on the thread that waits for the step
+            return NewsOnArrival(output, self.io.finish, self.io.take_news)
         if isinstance(output, ModelRunnerOutput):
-            return with_news(output, self.io.finish())
+            self.io.finish()
+            return with_news(output, self.io.take_news())
         return output  # intermediate tensors of a pipeline-parallel rank
 
     def _preprocess(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:

@@ -1,9 +1,9 @@
 """The stage's input and output in the worker: executes orders, knows no other stage.
 
 A step's orders are queued on the main thread (`submit`) and carried out when its output is made
-(`finish`), in order: at once under synchronous scheduling, on the output's own thread under
-asynchronous scheduling, off the critical path. A failure concerns one request and comes back as
-news.
+(`finish`), in order: at once under synchronous scheduling; under asynchronous scheduling off the
+critical path, where the output is waited for, on whatever thread that is. A failure concerns one
+request and comes back as news.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ParamSpec, cast
 
 import torch
@@ -41,13 +42,17 @@ class _Producer:
     """One request, or one segment of a session, whose outputs are wanted."""
 
     uid: str
+    epoch: int
     outlets: list[Outlet]
     rows: RowLog | None  # None: no outlet wants tensors
     failed: bool = False
 
 
 class StageIO:
-    """Owned by the runner. Called on the runner's main thread, except for `finish`."""
+    """Owned by the runner and called on its main thread; what any thread may call says so.
+
+    `embed_width`: of the model's input embeddings, None if the stage is given token ids only.
+    """
 
     def __init__(
         self,
@@ -55,7 +60,7 @@ class StageIO:
         model: str,
         connector: Connector,
         *,
-        takes_rows: bool = True,
+        embed_width: int | None = None,
         policy: RetryPolicy | None = None,
     ) -> None:
         self._connector = connector
@@ -68,12 +73,12 @@ class StageIO:
         for inp in options.inputs:
             context = StageContext(options.stage, inp.name, model, inp.options, inp.stream)
             inputs[inp.name] = cast("InputAdapterFactory", _make(inp.adapter, context))
-        self._inlets = Inlets(connector, inputs, takes_rows=takes_rows)
+        self._inlets = Inlets(connector, inputs, embed_width)
         self._sender = Sender(connector, policy or RetryPolicy())
-        self._producers: dict[tuple[str, int], _Producer] = {}  # by uid and epoch
-        self._logs: dict[str, tuple[int, _Producer]] = {}  # those that want rows now, with epochs
+        self._logs: dict[str, _Producer] = {}  # those that want rows now
         self._orders: deque[Callable[[], None]] = deque()  # submitted, not carried out
-        self._turn = threading.Lock()  # held by whoever carries orders out
+        self._turn = threading.Lock()  # held by whoever carries orders out; for what follows
+        self._producers: dict[tuple[str, int], _Producer] = {}  # by uid and epoch
         self._news = StageNews()
 
     # --- orders -------------------------------------------------------------------------------
@@ -82,17 +87,24 @@ class StageIO:
         """Take one step's orders. What the step itself must know takes effect now."""
         for ticket in work.tickets:
             if (error := _raised(self._open, ticket)) is not None:
+                failed = _Producer(ticket.uid, ticket.epoch, [], None)
+                self._orders.append(partial(self._begin, failed))
                 self.fail(ticket.uid, error)
         for ended in work.ended:
-            if (log := self._logs.get(ended.uid)) is not None and log[0] == ended.epoch:
+            log = self._logs.get(ended.uid)
+            if log is not None and log.epoch == ended.epoch:
                 del self._logs[ended.uid]
-        self._orders.append(lambda: self._execute(work))
+        self._orders.append(partial(self._execute, work))
 
-    def finish(self) -> StageNews:
-        """Carry out everything that has been submitted, and say what came of it. Any thread."""
+    def finish(self) -> None:
+        """Carry out everything that has been submitted, in order. Any thread."""
         with self._turn:
             while self._orders:
                 self._orders.popleft()()
+
+    def take_news(self) -> StageNews:
+        """What came of it since the last call. Any thread."""
+        with self._turn:
             news, self._news = self._news, StageNews()
             return news
 
@@ -100,8 +112,8 @@ class StageIO:
 
     def row_log(self, uid: str) -> RowLog | None:
         """Where a step's rows of this request go; None if no edge wants any."""
-        found = self._logs.get(uid)
-        return None if found is None or found[1].failed else found[1].rows
+        producer = self._logs.get(uid)
+        return None if producer is None or producer.failed else producer.rows
 
     @property
     def wants_rows(self) -> bool:
@@ -114,13 +126,18 @@ class StageIO:
         return [edge for edge, made in self._factories.items() if _wants_tensors(made.needs)]
 
     @property
+    def quiet_edges(self) -> list[str]:
+        """Edges whose adapters want neither tensors nor tokens: they are told of ends alone."""
+        return [edge for edge, made in self._factories.items() if not _wants_steps(made.needs)]
+
+    @property
     def side_outputs(self) -> frozenset[str]:
         """Names of the side outputs that any edge wants."""
         return frozenset(n for f in self._factories.values() for n in f.needs.side_outputs)
 
     def fail(self, uid: str, error: AntiphonError) -> None:
         """End this request: its outputs of a step could not be had."""
-        self._orders.append(lambda: self._fail(uid, error))
+        self._orders.append(partial(self._fail, uid, error))
 
     def prompt_rows(self, uid: str) -> torch.Tensor | None:
         """Embedding rows of a planned prompt, [n, width]; kept until the request is removed."""
@@ -135,22 +152,31 @@ class StageIO:
         """Whether any request has such rows."""
         return bool(self._inlets.decode_rows)
 
+    def take_rows(self, width: int) -> None:
+        """The model wants decode rows of this width, which need not be that of its embeddings."""
+        self._inlets.row_width = width
+
     def removed(self, uid: str) -> None:
         """Upstream has removed the request's state."""
-        self._orders.append(lambda: self._inlets.drop(uid))
+        self._orders.append(partial(self._inlets.drop, uid))
 
     # --- checks -------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        return len(self._producers) + len(self._inlets) + self._sender.num_unsent
+        with self._turn:
+            return len(self._producers) + len(self._inlets) + self._sender.num_unsent
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if a store disagrees with itself."""
+        """Raise AssertionError if the stores disagree with themselves or each other."""
         self._connector.check_integrity()
-        self._inlets.check_integrity()
-        for (uid, _), producer in self._producers.items():
-            if not producer.outlets:
-                raise AssertionError(f"request {uid} is kept without an edge")
+        with self._turn:
+            self._inlets.check_integrity()
+            self._sender.check_integrity()
+            for (uid, _), producer in self._producers.items():
+                if not (producer.outlets or producer.failed):
+                    raise AssertionError(f"request {uid} is kept without an edge")
+            if not (self._orders or self._logs.keys() <= {uid for uid, _ in self._producers}):
+                raise AssertionError("rows are collected for a request that has ended")
 
     @property
     def connector(self) -> Connector:
@@ -168,7 +194,7 @@ class StageIO:
         if work.discards:
             self._connector.delete(work.discards)
         if work.retry:
-            for uid, error in self._sender.retry(self._news):
+            for uid, error in self._sender.retry(self._news).items():
                 self._fail(uid, error)
 
     def _guard(self, uid: str, call: Callable[P, None], *args: P.args, **kw: P.kwargs) -> None:
@@ -182,6 +208,7 @@ class StageIO:
                 if producer.failed:
                     return  # said already: a step that was in flight then fails as well
                 producer.failed = True
+        self._sender.drop(uid)
         self._news.failed.append((uid, error.to_wire()))
 
     def _open(self, ticket: Ticket) -> None:
@@ -200,10 +227,13 @@ class StageIO:
                 side_names=(n for outlet in outlets for n in outlet.needs.side_outputs),
                 first=ticket.first,
             )
-        producer = _Producer(ticket.uid, outlets, rows)
-        self._producers[ticket.uid, ticket.epoch] = producer
+        producer = _Producer(ticket.uid, ticket.epoch, outlets, rows)
         if rows is not None:
-            self._logs[ticket.uid] = (ticket.epoch, producer)
+            self._logs[ticket.uid] = producer
+        self._orders.append(partial(self._begin, producer))
+
+    def _begin(self, producer: _Producer) -> None:
+        self._producers[producer.uid, producer.epoch] = producer
 
     def _accept(self, uid: str, accepted: Accepted) -> None:
         producer = self._producers.get((uid, accepted.epoch))
@@ -236,7 +266,8 @@ class StageIO:
             self._sender.end(outlet, outlet.adapter.on_end(), self._news)
 
     def _fetch(self, fetch: Fetch) -> None:
-        self._news.arrived.append(self._inlets.fetch(fetch))
+        if (arrived := self._inlets.fetch(fetch)) is not None:
+            self._news.arrived.append(arrived)
 
 
 def _raised(call: Callable[P, None], *args: P.args, **kw: P.kwargs) -> AntiphonError | None:
@@ -252,6 +283,10 @@ def _raised(call: Callable[P, None], *args: P.args, **kw: P.kwargs) -> AntiphonE
 
 def _wants_tensors(needs: OutputNeeds) -> bool:
     return needs.include_hidden or bool(needs.side_outputs)
+
+
+def _wants_steps(needs: OutputNeeds) -> bool:
+    return needs.requires_token_updates or _wants_tensors(needs)
 
 
 def _make(name: str, context: StageContext) -> object:

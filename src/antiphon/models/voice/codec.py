@@ -101,16 +101,15 @@ class CodecDecoder(nn.Module):
         # [batch, n, 4]: log pitch of both frames, then how voiced each is
         pitch, voiced = self.to_pitch(x).split(FRAMES_PER_CODE, dim=-1)
         hertz = torch.exp(pitch / _LOG_PITCH_SCALE + _LOG_PITCH_SHIFT) * (voiced > 0)
-        hertz = hertz.flatten(1)
+        hertz = _inner(hertz.flatten(1), FRAMES_PER_CODE * left, FRAMES_PER_CODE * right, MARGIN)
         # Frames are the costly part: from here on only the context that still has an effect.
-        near = self._tail_context
-        x = self.to_features(_inner(x, left, right, near))
-        x = x.unflatten(-1, (FRAMES_PER_CODE, -1)).flatten(1, 2) * self.std + self.mean
+        x = _inner(x, left, right, self._tail_context)
+        left, right = (FRAMES_PER_CODE * min(side, self._tail_context) for side in (left, right))
+        x = self.to_features(x).unflatten(-1, (FRAMES_PER_CODE, -1)).flatten(1, 2)
+        x = x * self.std + self.mean
         for block in self.tail:
             x = block(x)
-        left, right = FRAMES_PER_CODE * left, FRAMES_PER_CODE * right
-        x = _inner(x, min(left, FRAMES_PER_CODE * near), min(right, FRAMES_PER_CODE * near), MARGIN)
-        return self.head(self.tail_norm(x)), _inner(hertz, left, right, MARGIN)
+        return self.head(self.tail_norm(_inner(x, left, right, MARGIN))), hertz
 
 
 def _inner(x: torch.Tensor, left: int, right: int, keep: int) -> torch.Tensor:

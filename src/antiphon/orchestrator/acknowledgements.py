@@ -1,0 +1,68 @@
+"""Commands that every stage concerned must have acknowledged before something is over."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass
+
+from antiphon.stage.messages import Command
+
+Send = Callable[[str, Command], None]
+
+
+@dataclass(slots=True)
+class _Asked:
+    awaiting: set[str]  # stages
+    done: Callable[[], None]
+
+
+class Acknowledgements:
+    """One record per question. A stage that is gone owes no answer."""
+
+    def __init__(self, send: Send, gone: Container[str]) -> None:
+        self._send = send
+        self._gone = gone
+        self._tokens = itertools.count()
+        self._asked: dict[int, _Asked] = {}
+
+    def ask(
+        self, commands: Mapping[str, Callable[[int], Command]], done: Callable[[], None]
+    ) -> None:
+        """Send each stage its command, made with the token that the answer will carry.
+
+        `done` is called once when all have answered; at once if there is nobody to ask.
+        """
+        token = next(self._tokens)
+        awaiting = {stage for stage in commands if stage not in self._gone}
+        self._asked[token] = _Asked(awaiting, done)
+        for stage in list(awaiting):
+            self._send(stage, commands[stage](token))
+        self._settle(token)
+
+    def answered(self, stage: str, token: int) -> None:
+        """A stage's answer; one that nobody waits for is ignored."""
+        if (asked := self._asked.get(token)) is not None:
+            asked.awaiting.discard(stage)
+            self._settle(token)
+
+    def lost(self, stage: str) -> None:
+        """A stage has ended: nothing of what it was asked about is left there."""
+        for token in list(self._asked):
+            self.answered(stage, token)
+
+    def abandon(self) -> None:
+        """No stage answers any more: everything counts as acknowledged."""
+        for asked in list(self._asked.values()):
+            asked.awaiting.clear()
+        for token in list(self._asked):
+            self._settle(token)
+
+    def __len__(self) -> int:
+        return len(self._asked)
+
+    def _settle(self, token: int) -> None:
+        asked = self._asked.get(token)
+        if asked is not None and not asked.awaiting:
+            del self._asked[token]
+            asked.done()

@@ -1,0 +1,112 @@
+"""A request that is alive, and the one path on which it ends.
+
+Runs on the event loop's thread. Each request gets exactly one terminal outcome: a reply, or one
+typed error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from antiphon.errors import AntiphonError
+from antiphon.orchestrator.api import Finished, OmniEvent
+from antiphon.orchestrator.clients import Frames
+from antiphon.orchestrator.dispatch import Dispatch
+from antiphon.orchestrator.flow import Flow
+from antiphon.payload.ref import Ref
+from antiphon.stage.messages import Abort, Output
+
+
+class Phase(enum.Enum):
+    """Of a request, a session, or a session's segment; it only ever goes on to a later one."""
+
+    QUEUED = enum.auto()  # a segment that has not begun
+    RUNNING = enum.auto()
+    ENDING = enum.auto()  # the stages have been told, and not all have acknowledged
+    TERMINAL = enum.auto()  # the outcome is known
+
+
+@dataclass(slots=True, eq=False)
+class LiveRequest:
+    """One request; `events` ends with one terminal item: a `Finished` or an error.
+
+    `events` has no bound of its own: nothing of a reply may be lost to a slow reader, and it holds
+    no more than the reply, which is kept anyway and ends at the request's own limits.
+    """
+
+    label: str | None
+    flow: Flow
+    dispatch: Dispatch
+    over: Callable[[LiveRequest], None]
+    events: asyncio.Queue[OmniEvent | AntiphonError] = field(default_factory=asyncio.Queue)
+    phase: Phase = Phase.RUNNING
+    outcome: AntiphonError | None = None  # why it is being ended; None: aborted
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    timer: asyncio.TimerHandle | None = None
+
+    @property
+    def uid(self) -> str:
+        return self.flow.plan.uid
+
+    def on_output(self, stage: str, output: Output, frames: Frames) -> bool:
+        """What a step brought; false if it belongs to nothing that is known."""
+        if self.phase is not Phase.RUNNING:
+            return True
+        try:
+            for event in self.flow.on_output(stage, output, frames):
+                self.events.put_nowait(event)
+        except AntiphonError as error:
+            self.end(error)
+            return True
+        if self.flow.done:
+            self._finish(Finished(self.flow.reply()))
+        return True
+
+    def on_ref(self, stage: str, ref: Ref) -> None:
+        """A payload is stored: forward it, or have it discarded if nobody will take it."""
+        if self.phase is not Phase.RUNNING:
+            self.dispatch.deliveries.discard(stage, ref)
+            return
+        try:
+            self.flow.on_ref(stage, ref)
+        except AntiphonError as error:
+            self.dispatch.deliveries.discard(stage, ref)
+            self.end(error)
+
+    def needs(self, stage: str) -> bool:
+        """Whether the request cannot go on without this stage."""
+        return stage in self.flow.units
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if it runs and has nothing to wait for."""
+        if self.phase is Phase.RUNNING and self.flow.done:
+            raise AssertionError("a request is done and goes on")
+
+    def end(self, error: AntiphonError | None) -> None:
+        """Tell every stage on the path; the outcome follows when all have acknowledged.
+
+        Without an error it is an abort. Harmless if the request is ending already.
+        """
+        if self.phase is not Phase.RUNNING:
+            return
+        self.phase, self.outcome = Phase.ENDING, error
+        units = self.flow.uids()
+        self.dispatch.acknowledgements.ask(
+            {stage: partial(Abort, uids) for stage, uids in units.items()}, self._close
+        )
+
+    def _close(self) -> None:
+        outcome = self.outcome
+        self._finish(Finished(self.flow.reply("abort")) if outcome is None else outcome)
+
+    def _finish(self, outcome: Finished | AntiphonError) -> None:
+        self.phase = Phase.TERMINAL
+        if self.timer is not None:
+            self.timer.cancel()
+        self.events.put_nowait(outcome)
+        self.ended.set()
+        self.over(self)

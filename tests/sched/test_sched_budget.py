@@ -1,0 +1,409 @@
+"""Producers on stream edges: a full edge parks the request, which goes on when there is room."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sched_engine import Stage, plan, token_at
+from sched_worker import CHUNK_BYTES, OUT, Given
+from vllm.v1.engine import FinishReason
+from vllm.v1.request import RequestStatus
+
+from antiphon.core.budget import EdgeLimits
+from antiphon.core.gate import GateState
+from antiphon.errors import StageStepError
+from antiphon.payload.ref import Ref
+from antiphon.sched.ar import ARScheduler, AsyncARScheduler
+
+BOTH = pytest.mark.parametrize("cls", [ARScheduler, AsyncARScheduler], ids=["sync", "async"])
+
+TWO = EdgeLimits(request_chunks=2)
+
+
+def expected(uid: str, prompt: int, count: int) -> list[int]:
+    return [token_at(uid, prompt + i) for i in range(count)]
+
+
+def full(cls: type[ARScheduler] = ARScheduler, limits: EdgeLimits = TWO, **kw: Any) -> Stage:
+    """Request "a" has filled its edge, and nothing else is to be done."""
+    stage = Stage(cls, limits=limits, **kw)
+    stage.submit("a", max_tokens=30, edges=(OUT,))
+    stage.drain()
+    return stage
+
+
+def under_way(stage: Stage) -> int:
+    """Chunks that may come after the one that filled the edge: one for each step on the device,
+    and for each step whose tokens are accepted but not told to the worker yet.
+    """
+    return 2 * stage.depth - 1
+
+
+# --- parked and released --------------------------------------------------------------------------
+
+
+@BOTH
+def test_a_full_edge_parks_its_producer(cls: type[ARScheduler]) -> None:
+    """It keeps its place, its blocks and its seat; the engine sleeps.
+
+    The limits say when to stop: what is in flight then still comes.
+    """
+    stage = full(cls)
+    held = stage.scheduler.kv_cache_manager.get_block_ids("a")
+    assert not stage.has_work
+    assert 2 <= len(stage.sent) <= 2 + under_way(stage)
+    assert stage.scheduler.requests["a"].status is RequestStatus.RUNNING
+    stage.submit("b", max_tokens=3)
+    stage.step()
+    assert [request.request_id for request in stage.scheduler.running] == ["a", "b"]
+    stage.drain()
+    assert stage.ends("b") == [FinishReason.LENGTH]
+    assert stage.scheduler.kv_cache_manager.get_block_ids("a") == held
+
+
+@BOTH
+def test_a_producer_goes_on_when_its_chunks_are_used(cls: type[ARScheduler]) -> None:
+    stage = full(cls)
+    before = len(stage.outcomes["a"].tokens)
+    sent = len(stage.sent)
+    stage.consume(sent - 2)
+    assert not stage.has_work  # still at its limit
+    stage.consume(1)
+    assert stage.has_work
+    stage.drain()
+    assert len(stage.outcomes["a"].tokens) > before
+    assert not stage.has_work
+
+
+@BOTH
+@pytest.mark.parametrize("portion", [1, 2, 9])
+def test_a_slow_consumer_changes_nothing_but_the_time(
+    cls: type[ARScheduler], portion: int
+) -> None:
+    stage = full(cls)
+    for _ in range(60):
+        stage.consume(portion)
+        stage.drain()
+        statistics = stage.scheduler.coordinator.outflow.statistics()[OUT]
+        assert statistics.chunks <= 2 + under_way(stage)
+    assert stage.outcomes["a"].tokens == expected("a", 10, 30)
+    assert stage.updates("a") == stage.outcomes["a"].tokens
+    stage.check_empty()
+
+
+@BOTH
+def test_bytes_are_limited_as_well(cls: type[ARScheduler]) -> None:
+    stage = full(cls, EdgeLimits(request_bytes=3 * CHUNK_BYTES))
+    assert 3 <= len(stage.sent) <= 3 + under_way(stage)
+    stage.consume()
+    assert stage.has_work
+
+
+@BOTH
+def test_a_request_without_edges_is_never_parked(cls: type[ARScheduler]) -> None:
+    stage = full(cls)
+    stage.submit("text", max_tokens=50)
+    stage.drain()
+    assert stage.ends("text") == [FinishReason.LENGTH]
+
+
+@BOTH
+def test_the_total_parks_those_that_have_something_outstanding(cls: type[ARScheduler]) -> None:
+    """A request with nothing outstanding goes on, so whoever is served gets on."""
+    stage = Stage(cls, limits=EdgeLimits(total_chunks=4))
+    for uid in "abc":
+        stage.submit(uid, max_tokens=12, edges=(OUT,))
+    stage.drain()
+    assert not stage.has_work
+    assert {ref.uid for ref in stage.sent} == set("abc")
+    for _ in range(40):  # a consumer that serves "a" alone until it is done
+        if stage.ends("a"):
+            break
+        stage.consume(uid="a")
+        stage.drain()
+    assert stage.ends("a") == [FinishReason.LENGTH]
+    assert stage.ends("b") == stage.ends("c") == []
+    for _ in range(40):
+        stage.consume()
+        stage.drain()
+    stage.check_empty()
+
+
+# --- a producer in flight -------------------------------------------------------------------------
+
+
+def test_a_request_in_flight_brings_what_it_has_computed() -> None:
+    """Asynchronously one more step is on the device when the edge is full: nothing is lost."""
+    stage = Stage(AsyncARScheduler, limits=TWO)
+    stage.submit("a", max_tokens=9, edges=(OUT,))
+    while not stage.scheduler.parking.held:
+        stage.step()
+    assert stage.in_flight
+    told = len(stage.outcomes["a"].tokens)
+    stage.drain()
+    assert len(stage.outcomes["a"].tokens) > told
+    assert stage.updates("a") == stage.outcomes["a"].tokens == expected("a", 10, len(stage.sent))
+
+
+@pytest.mark.parametrize("max_tokens", [2, 3, 4])
+def test_a_parked_request_may_end_by_what_was_in_flight(max_tokens: int) -> None:
+    stage = Stage(AsyncARScheduler, limits=TWO)
+    stage.submit("a", max_tokens=max_tokens, edges=(OUT,))
+    stage.drain()
+    stage.consume()
+    stage.drain()
+    assert stage.ends("a") == [FinishReason.LENGTH]
+    assert stage.outcomes["a"].tokens == expected("a", 10, max_tokens)
+    stage.check_empty()
+
+
+@BOTH
+def test_a_prompt_in_portions_is_parked_too(cls: type[ARScheduler]) -> None:
+    """Rows of a long prompt are chunks like any other."""
+    stage = Stage(cls, limits=TWO, max_num_batched_tokens=8)
+    stage.submit("a", 40, max_tokens=2, edges=(OUT,))
+    stage.step()
+    for seq in (70, 71):
+        stage.refs.append(Ref("a", OUT, seq, False, key=f"prompt-{seq}", nbytes=8))
+    stage.drain()
+    assert stage.outcomes["a"].tokens == []
+    assert stage.scheduler.requests["a"].num_computed_tokens < 40
+    stage.consume()
+    stage.drain()
+    assert len(stage.outcomes["a"].tokens) == 2
+    stage.check_empty()
+
+
+# --- starved and full -----------------------------------------------------------------------------
+
+
+@BOTH
+@pytest.mark.parametrize("first", ["row", "room"])
+def test_a_request_that_lacks_a_row_and_room_waits_for_both(
+    cls: type[ARScheduler], first: str
+) -> None:
+    stage = Stage(cls, limits=EdgeLimits(request_chunks=1))
+    stage.submit("a", stream=True, max_tokens=9, edges=(OUT,))
+    stage.deliver("a", Given(plan(1, 2, 3), 1), seq=0, end=False)
+    stage.drain()
+    assert stage.scheduler.coordinator.outflow.full("a")
+    assert stage.scheduler.coordinator.gate.state("a") is GateState.WAITING
+    before = len(stage.outcomes["a"].tokens)
+    for what in (first, "room" if first == "row" else "row"):
+        assert len(stage.outcomes["a"].tokens) == before
+        if what == "row":
+            stage.deliver("a", 5, seq=1, end=False)
+        else:
+            stage.consume()
+        stage.drain()
+    assert len(stage.outcomes["a"].tokens) > before
+
+
+# --- ends -----------------------------------------------------------------------------------------
+
+
+@BOTH
+@pytest.mark.parametrize("how", ["abort", "fail"])
+def test_a_parked_producer_can_end(cls: type[ARScheduler], how: str) -> None:
+    """C1, C2. What it has sent counts until its consumers, or the orchestrator, give it back."""
+    stage = full(cls)
+    if how == "abort":
+        stage.abort("a")
+    else:
+        stage.scheduler.fail_requests(["a"], StageStepError("broken"))
+    stage.drain()
+    stage.check_empty()
+    outflow = stage.scheduler.coordinator.outflow
+    assert outflow.statistics()[OUT].chunks == len(stage.sent)
+    stage.scheduler.abandon(["a"])
+    assert outflow.statistics()[OUT].chunks == 0
+    stage.drain()
+    discarded = [key for work in stage.works for key in work.discards]
+    assert discarded == [ref.key for ref in stage.sent]
+
+
+@BOTH
+def test_the_end_of_a_producer_gives_room_to_another(cls: type[ARScheduler]) -> None:
+    stage = Stage(cls, limits=EdgeLimits(total_chunks=3))
+    for uid in "ab":
+        stage.submit(uid, max_tokens=9, edges=(OUT,))
+    stage.drain()
+    stage.abort("a")
+    stage.scheduler.abandon(["a"])
+    stage.drain()
+    stage.consume()
+    assert stage.has_work
+    for _ in range(9):
+        stage.drain()
+        stage.consume()
+    assert stage.outcomes["b"].tokens == expected("b", 10, 9)
+    stage.check_empty()
+
+
+@BOTH
+def test_discarded_chunks_are_room_again(cls: type[ARScheduler]) -> None:
+    """A consumer that ended: its chunks come back as discards."""
+    stage = full(cls)
+    stage.scheduler.discard([ref.key for ref in stage.sent if ref.key is not None])
+    before = len(stage.outcomes["a"].tokens)
+    stage.drain()
+    assert len(stage.outcomes["a"].tokens) > before
+
+
+@BOTH
+def test_chunks_of_a_request_that_has_ended_park_nobody(cls: type[ARScheduler]) -> None:
+    """They are announced with the step after its end."""
+    stage = Stage(cls, limits=EdgeLimits(request_chunks=1))
+    stage.submit("a", max_tokens=1, edges=(OUT,))
+    stage.drain()
+    stage.check_empty()
+    assert stage.scheduler.coordinator.outflow.statistics()[OUT].blocked == 0
+
+
+# --- preemption, seats ----------------------------------------------------------------------------
+
+
+def crowded(cls: type[ARScheduler], **kw: Any) -> Stage:
+    """`a` has filled its edge and is last in the running order; `b` needs blocks."""
+    stage = Stage(cls, limits=TWO, block_size=4, num_blocks=7, max_model_len=64, **kw)
+    stage.submit("b", 8, max_tokens=14)
+    stage.submit("a", 7, max_tokens=8, edges=(OUT,))
+    while stage.scheduler.requests["a"].num_preemptions == 0:
+        stage.step()
+    return stage
+
+
+@BOTH
+def test_a_parked_producer_can_be_preempted_and_resumes(cls: type[ARScheduler]) -> None:
+    stage = crowded(cls)
+    assert list(stage.scheduler.waiting) == []
+    stage.drain()
+    assert stage.ends("b") == [FinishReason.LENGTH]
+    assert stage.ends("a") == []
+    for _ in range(9):
+        stage.consume()
+        stage.drain()
+    assert stage.outcomes["a"].tokens == stage.updates("a") == expected("a", 7, 8)
+    stage.check_empty()
+
+
+@BOTH
+def test_a_released_producer_may_have_to_wait_for_blocks(cls: type[ARScheduler]) -> None:
+    stage = crowded(cls)
+    stage.consume()
+    assert [r.request_id for r in stage.scheduler.waiting] == ["a"]
+    stage.drain()
+    for _ in range(9):
+        stage.consume()
+        stage.drain()
+    assert stage.outcomes["a"].tokens == expected("a", 7, 8)
+    stage.check_empty()
+
+
+@BOTH
+def test_those_that_wait_for_a_parked_requests_seat_cost_no_step(cls: type[ARScheduler]) -> None:
+    """The engine sleeps until there is room, and nothing is forgotten then."""
+    stage = full(cls, max_num_seqs=1)
+    stage.submit("b", max_tokens=2)
+    stage.drain(5)
+    assert not stage.has_work
+    assert stage.ends("b") == []
+    stage.submit("c", max_tokens=2)
+    stage.drain(5)
+    for _ in range(30):
+        stage.consume()
+        stage.drain()
+    assert stage.ends("a") == stage.ends("b") == stage.ends("c") == [FinishReason.LENGTH]
+    stage.check_empty()
+
+
+@BOTH
+@pytest.mark.parametrize("how", ["abort", "fail", "cache"])
+def test_a_seat_that_becomes_free_wakes_the_engine(cls: type[ARScheduler], how: str) -> None:
+    stage = full(cls, max_num_seqs=1)
+    stage.submit("b", max_tokens=2)
+    stage.drain(5)
+    if how == "abort":
+        stage.abort("a")
+    elif how == "fail":
+        stage.scheduler.fail_requests(["a"], StageStepError("broken"))
+    else:
+        stage.scheduler.reset_prefix_cache(True)
+    stage.drain()
+    assert stage.ends("b") == [FinishReason.LENGTH]
+
+
+@BOTH
+def test_a_preempted_request_is_not_locked_out_by_parked_ones(cls: type[ARScheduler]) -> None:
+    """C119: the consumer of the parked one may wait for a seat that the preempted one's has."""
+    stage = Stage(cls, limits=TWO, block_size=4, num_blocks=8, max_model_len=64)
+    stage.submit("old", 12, max_tokens=9, edges=(OUT,))
+    stage.submit("young", 10, max_tokens=9, edges=(OUT,))
+    stage.drain()
+    for _ in range(40):  # a consumer that serves "young" first
+        if stage.ends("young"):
+            break
+        stage.consume(uid="young")
+        stage.drain()
+    assert stage.ends("young") == [FinishReason.LENGTH]
+    for _ in range(20):
+        stage.consume()
+        stage.drain()
+    assert stage.outcomes["old"].tokens == expected("old", 12, 9)
+    assert stage.outcomes["young"].tokens == expected("young", 10, 9)
+    stage.check_empty()
+
+
+def test_a_new_request_does_not_push_out_a_parked_one() -> None:
+    """It can wait: none of its chunks is needed by anybody yet."""
+    stage = full(max_num_seqs=1)
+    stage.submit("b", max_tokens=2)
+    stage.drain(5)
+    assert stage.scheduler.requests["a"].num_preemptions == 0
+
+
+# --- a session that produces ----------------------------------------------------------------------
+
+
+@BOTH
+def test_room_does_not_wake_a_session_that_rests(cls: type[ARScheduler]) -> None:
+    stage = Stage(cls, limits=TWO)
+    stage.submit("s", 5, session=True, max_tokens=3, edges=(OUT,))
+    stage.drain()
+    stage.consume()
+    stage.drain()
+    assert [end.reason for end in stage.segments] == ["length"]
+    tokens = list(stage.outcomes["s"].tokens)
+    for _ in range(3):
+        stage.consume()
+        stage.drain()
+    assert stage.outcomes["s"].tokens == tokens
+    assert not stage.has_work
+
+
+@BOTH
+@pytest.mark.parametrize("queued", [True, False])
+def test_a_segment_begins_when_the_edge_has_room(cls: type[ARScheduler], queued: bool) -> None:
+    """It comes to its place among those that hold blocks."""
+    stage = Stage(cls, limits=TWO)
+    last = 2 + stage.depth  # the edge is full when the first segment ends
+    stage.submit("s", 5, session=True, max_tokens=last, edges=(OUT,))
+    if queued:
+        stage.update("s", 1, 7, 8, 9)
+    stage.drain()
+    if not queued:
+        stage.update("s", 1, 7, 8, 9)
+        stage.drain()
+    assert [end.epoch for end in stage.segments] == [0]
+    assert 1 not in stage.outcomes["s"].by_epoch
+    stage.consume()
+    stage.drain()
+    length = 5 + last - 1 + 3
+    told = stage.outcomes["s"].by_epoch[1]
+    assert told
+    assert told == expected("s", length, len(told))
+    stage.consume()
+    stage.abort("s")
+    stage.drain()
+    stage.check_empty()
