@@ -15,7 +15,12 @@ from antiphon.orchestrator.api import (
 from antiphon.orchestrator.omni import AsyncOmni
 from antiphon.orchestrator.sessions import Session
 from antiphon.orchestrator.sync import Omni
-from antiphon.pipeline.deployment import Deployment, StageDeployment, load_deployment
+from antiphon.pipeline.deployment import (
+    Deployment,
+    EdgeDeployment,
+    StageDeployment,
+    load_deployment,
+)
 from antiphon.pipeline.topology import Edge, EdgeMode, Entry, Stage, StageKind, Topology
 
 __version__ = "0.1.0"
@@ -26,6 +31,7 @@ __all__ = [
     "AudioChunk",
     "Deployment",
     "Edge",
+    "EdgeDeployment",
     "EdgeMode",
     "Entry",
     "Finished",

@@ -161,7 +161,7 @@ def naive(arrivals: list[Ref]) -> tuple[list[int], set[int]]:
     ends = [ref.seq for ref in arrivals if ref.end]
     arrived = {ref.seq for ref in arrivals}
     beyond = {seq for seq in arrived if ends and seq > ends[0]}
-    in_order = []
+    in_order: list[int] = []
     while len(in_order) in arrived - beyond:
         in_order.append(len(in_order))
     return in_order, beyond

@@ -283,4 +283,4 @@ class GateMachine(RuleBasedStateMachine):
 
 
 TestGateMachine = GateMachine.TestCase
-TestGateMachine.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestGateMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

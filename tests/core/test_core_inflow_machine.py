@@ -164,6 +164,6 @@ class GenerationBooks(Books):
 
 
 TestArBooks = ArBooks.TestCase
-TestArBooks.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestArBooks.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestGenerationBooks = GenerationBooks.TestCase
-TestGenerationBooks.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestGenerationBooks.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -6,15 +6,29 @@ import asyncio
 
 import pytest
 
-from antiphon.stage.messages import Acknowledged, Event, Inspect, Inspection, Sleep, Submit
+from antiphon.core.prompt_plan import UpdateKind
+from antiphon.orchestrator.api import Finished
+from antiphon.stage.messages import (
+    Acknowledged,
+    Discard,
+    Event,
+    Inspect,
+    Inspection,
+    Sleep,
+    Step,
+    Submit,
+    Update,
+    Used,
+)
 from antiphon.testing.fake_stage import Answer, FakeStage
-from routing import Routing, drain, reply_of, settle, uid
+from routing import STREAMS, Reader, Routing, drain, reply_of, settle, uid
 
 ANSWERS = {
     "thinker": Answer(token_ids=(1, 2), parts=2),
     "talker": Answer(token_ids=(7, 7, 7)),
     "code2wav": Answer(samples=(0.25, 0.5)),
 }
+SAID = Answer(token_ids=(1,))
 
 
 async def test_an_automatic_pipeline_answers() -> None:
@@ -76,3 +90,77 @@ async def test_a_uid_given_twice_is_the_routers_fault() -> None:
     stage.send(Submit("x", [1], {}))
     with pytest.raises(AssertionError, match="twice"):
         stage.send(Submit("x", [1], {}))
+
+
+async def test_an_automatic_pipeline_answers_a_stream() -> None:
+    routing = Routing(STREAMS, ANSWERS)
+    live = routing.submit()
+    await live.ended.wait()
+    reply = reply_of(drain(live))
+    assert reply.audio is not None
+    assert reply.audio.tolist() == [0.25, 0.5]
+    await settle()
+    routing.assert_empty()
+
+
+async def test_an_automatic_pipeline_holds_a_conversation() -> None:
+    """One segment after the other, each with its own answer; then nothing is left."""
+    routing = Routing(STREAMS, ANSWERS)
+    async with routing.session() as session:
+        reader = Reader(session)
+        for say in (session.append, session.append, session.replace):
+            number = await say("one")
+            await settle()
+            end = (await reader.new())[-1]
+            assert end.segment == number
+            assert isinstance(end.event, Finished)
+            assert end.event.reply.text == "one two"
+            assert end.event.reply.audio is not None
+    await settle()
+    routing.assert_empty()
+
+
+async def test_an_automatic_pipeline_can_be_interrupted() -> None:
+    routing = Routing(STREAMS, ANSWERS)
+    async with routing.session() as session:
+        reader = Reader(session)
+        await session.append("one")
+        await session.append("two")
+        await session.interrupt()
+        ends = [(e.segment, e.event) for e in await reader.new() if isinstance(e.event, Finished)]
+        assert [number for number, _ in ends] == [0, 1]
+        assert ends[1][1].reply.finish_reason == "interrupt"
+        assert await session.append("three") == 2
+    await settle()
+    routing.assert_empty()
+
+
+async def test_an_update_of_no_session_is_its_end() -> None:
+    heard: list[Event] = []
+    stage = FakeStage("one", lambda _, event, __: heard.append(event), lambda *_: None, answer=SAID)
+    stage.send(Update("x.0", 1, UpdateKind.EXTEND, [1]))
+    await settle()
+    (step,) = heard
+    assert isinstance(step, Step)
+    assert step.outputs[0].finish == "error"
+
+
+async def test_a_replacement_interrupts_and_drops_what_is_queued() -> None:
+    """As a real stage does it, which a router need not rely on."""
+    heard: list[Event] = []
+    stage = FakeStage("one", lambda _, event, __: heard.append(event), lambda *_: None, answer=SAID)
+    stage.send(Submit("x.0", [1], {}, session=True))
+    stage.send(Update("x.0", 1, UpdateKind.EXTEND, [1]))
+    stage.send(Update("x.0", 2, UpdateKind.REPLACE, [1]))
+    await settle()
+    outputs = [out for step in heard if isinstance(step, Step) for out in step.outputs]
+    assert [out.epoch for out in outputs if out.segment_finish is not None][-1] == 2
+    assert 1 not in {out.epoch for out in outputs}
+
+
+def test_a_chunk_that_is_returned_twice_is_the_routers_fault() -> None:
+    stage = FakeStage("one", lambda *_: None, lambda *_: None)
+    key = str(stage.ref("x.0", "speech").key)
+    stage.send(Used("speech", [key]))
+    with pytest.raises(AssertionError, match="twice"):
+        stage.send(Discard([key]))

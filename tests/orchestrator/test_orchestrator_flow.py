@@ -7,7 +7,7 @@ import pytest
 
 from antiphon.errors import AdapterError, StageError
 from antiphon.stage.messages import Deliver, Output, Step, Submit, Tensor
-from routing import Routing, drain, outcomes, parts_of, reply_of, text_of, uid
+from routing import STREAMS, Routing, drain, outcomes, parts_of, reply_of, text_of, uid
 
 
 def speak(routing: Routing, part: str, samples: list[float]) -> None:
@@ -248,3 +248,58 @@ def test_a_tensor_of_an_unusable_type_ends_only_its_request() -> None:
     (outcome,) = outcomes(drain(live))
     assert isinstance(outcome, StageError)
     assert outcomes(drain(other)) == []
+
+
+# --- streams ----------------------------------------------------------------------------------
+
+
+def test_the_chunks_of_a_stream_go_to_one_unit_as_they_are() -> None:
+    routing = Routing(STREAMS)
+    live = routing.submit()
+    sent = [routing["thinker"].ref(uid(live), "speech", end=end) for end in (False, False, True)]
+    delivered = [item for command in routing["talker"].sent(Deliver) for item in command.items]
+    assert delivered == [(uid(live), ref) for ref in sent]
+    assert len(routing["talker"].sent(Submit)) == 1
+
+
+def test_a_stream_is_heard_as_it_comes() -> None:
+    """While the thinker still writes, and by everybody at once."""
+    routing = Routing(STREAMS)
+    live = routing.submit()
+    routing["thinker"].ref(uid(live), "speech", end=False)
+    routing["talker"].ref(uid(live), "codes", end=False)
+    for sample in (0.25, 0.5):
+        routing["code2wav"].audio(uid(live), [sample], finish=None)
+        assert parts_of(drain(live)) == [0]
+    routing["thinker"].tokens(uid(live), 1, finish="stop")
+    routing["talker"].finish(uid(live))
+    routing["code2wav"].audio(uid(live), [0.75])
+    reply = reply_of(drain(live))
+    assert reply.audio is not None
+    assert reply.audio.tolist() == [0.25, 0.5, 0.75]
+
+
+def test_chunks_of_a_later_part_wait_for_their_turn() -> None:
+    """C107: also those that came in several pieces."""
+    routing = Routing()
+    live = routing.submit(entry="speech", modalities=("audio",), prompts=[[1], [2]])
+    routing["code2wav"].audio(uid(live, 1), [0.1], finish=None)
+    routing["code2wav"].audio(uid(live, 1), [0.2])
+    routing["code2wav"].audio(uid(live, 0), [0.3], finish=None)
+    assert parts_of(drain(live)) == [0]
+    routing["code2wav"].audio(uid(live, 0), [0.4])
+    assert parts_of(drain(live)) == [0, 1, 1]
+
+
+def test_the_gaps_of_playback_are_measured() -> None:
+    routing = Routing(STREAMS)
+    live = routing.submit()
+    for wait_s in (1.0, 0.5, 2.0):  # each chunk plays for a second
+        routing.clock.advance(wait_s)
+        routing["code2wav"].audio(uid(live), [0.0] * 24_000, finish=None)
+    for name in ("thinker", "talker", "code2wav"):
+        routing[name].finish(uid(live))
+    continuity = reply_of(drain(live)).timings.continuity
+    assert continuity is not None
+    assert (continuity.chunks, continuity.gaps) == (3, 1)
+    assert continuity.worst_underrun_s == pytest.approx(0.5)

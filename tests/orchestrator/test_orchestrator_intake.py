@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.errors import InvalidRequestError, TopologyError
+from antiphon.errors import AdapterError, InvalidRequestError, TopologyError
 from antiphon.orchestrator.api import OmniRequest
 from antiphon.orchestrator.intake import Intake
 from antiphon.pipeline.entry import EntryRequest
@@ -28,13 +28,31 @@ class Letters:
         return [[len(request.text), *(len(message.content) for message in request.messages)]]
 
 
+class Talkative(Letters):
+    """Goes on where an answer ended. A text of several lines is one prompt each."""
+
+    def prompts(self, request: EntryRequest) -> list[list[int]]:
+        return super().prompts(request) * (request.text.count("\n") + 1)
+
+    def continuation(self, text: str) -> list[int]:
+        return [-len(text)]
+
+
 def intake(
-    folder: Path, stages: tuple[str, ...] = ALL, entries: tuple[str, ...] | None = None
+    folder: Path,
+    stages: tuple[str, ...] = ALL,
+    entries: tuple[str, ...] | None = None,
+    adapter: type = Letters,
 ) -> Intake:
     word_tokenizer().save(str(folder / "tokenizer.json"))
-    adapter = f"{__name__}:Letters"
+    name = f"{__name__}:{adapter.__name__}"
     topology = replace(
-        TOPOLOGY, entries=(Entry("chat", "thinker", adapter), Entry("speech", "talker", adapter))
+        TOPOLOGY,
+        entries=(
+            Entry("chat", "thinker", name),
+            Entry("speech", "talker", name),
+            Entry("raw", "code2wav", name),
+        ),
     )
     return Intake(topology, {stage: str(folder) for stage in stages}, entries)
 
@@ -75,3 +93,38 @@ def test_text_is_given_to_those_who_ask_for_it(tmp_path: Path) -> None:
 def test_an_adapter_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(TopologyError, match="sample:Chat"):
         Intake(TOPOLOGY, {"thinker": str(tmp_path)}, None)
+
+
+def test_a_session_is_opened_and_goes_on(tmp_path: Path) -> None:
+    made = intake(tmp_path, adapter=Talkative)
+    request = OmniRequest(text="four")
+    path = request.check(TOPOLOGY)
+    made.check_session(request, path)
+    assert made.opening(request, path) == [4]
+    assert made.continuation(request, path) == [-4]
+
+
+def test_an_entry_that_continues_no_conversation_holds_no_session(tmp_path: Path) -> None:
+    request = OmniRequest(text="four")
+    with pytest.raises(InvalidRequestError, match="entry chat holds no session"):
+        intake(tmp_path).check_session(request, request.check(TOPOLOGY))
+
+
+def test_a_session_enters_at_an_ar_stage(tmp_path: Path) -> None:
+    made = intake(tmp_path, adapter=Talkative)
+    request = OmniRequest(entry="raw", modalities=("audio",))
+    with pytest.raises(InvalidRequestError, match="code2wav, a generation stage"):
+        made.check_session(request, (TOPOLOGY.stage("code2wav"),))
+
+
+def test_a_session_begins_with_one_prompt(tmp_path: Path) -> None:
+    request = OmniRequest(text="two\nlines")
+    with pytest.raises(AdapterError, match="2 prompts"):
+        intake(tmp_path, adapter=Talkative).opening(request, request.check(TOPOLOGY))
+
+
+def test_a_session_that_needs_what_was_left_out_is_refused(tmp_path: Path) -> None:
+    made = intake(tmp_path, stages=("thinker",), adapter=Talkative)
+    request = OmniRequest()
+    with pytest.raises(InvalidRequestError, match="stage talker was left out"):
+        made.check_session(request, request.check_options(TOPOLOGY))

@@ -25,6 +25,9 @@ async def test_a_pipeline_that_does_not_run_says_so() -> None:
         await omni.inspect()
     with pytest.raises(InvalidRequestError, match="call prepare"):
         await omni.check(OmniRequest(text="hi"))
+    with pytest.raises(ShutdownError, match="call start"):
+        await omni.session().__aenter__()
+    assert await omni.abort("mine") is False
     assert (omni.num_running, omni.stage_pids) == (0, {})
     await omni.close()  # harmless
 

@@ -78,9 +78,7 @@ def test_a_producer_goes_on_when_its_chunks_are_used(cls: type[ARScheduler]) -> 
 
 @BOTH
 @pytest.mark.parametrize("portion", [1, 2, 9])
-def test_a_slow_consumer_changes_nothing_but_the_time(
-    cls: type[ARScheduler], portion: int
-) -> None:
+def test_a_slow_consumer_changes_nothing_but_the_time(cls: type[ARScheduler], portion: int) -> None:
     stage = full(cls)
     for _ in range(60):
         stage.consume(portion)

@@ -114,11 +114,13 @@ def test_an_input_may_fill_the_models_length() -> None:
     assert batches(stage) == [{"a": 1024}]
 
 
-@pytest.mark.parametrize(("options", "length"), [(None, 1025), (ATOMIC, 17)])
+@pytest.mark.parametrize(("options", "length"), [(None, 1025), (None, 1024), (ATOMIC, 17)])
 def test_an_input_that_is_too_long_ends_with_a_typed_error(
     options: StageOptions | None, length: int
 ) -> None:
-    """C59: never a quiet stop. Over the model's length; over the budget if it is atomic."""
+    """C59: never a quiet stop, never a hang. Over the model's length, or all of it but in several
+    steps; over the budget if it is atomic.
+    """
     stage = make_stage(options=options)
     stage.submit("bad", gated=True, pooling=True)
     stage.submit("good", gated=True, pooling=True)
@@ -130,6 +132,13 @@ def test_an_input_that_is_too_long_ends_with_a_typed_error(
     error = stage.outcomes["bad"].error
     assert error is not None
     assert str(length) in error.message
+
+
+def test_an_input_in_several_steps_may_be_one_token_shorter_than_the_model() -> None:
+    stage = make_stage()
+    stage.submit("a", gated=True, pooling=True)
+    stage.deliver("a", plan(*[1] * 1023))
+    assert sum(batch["a"] for batch in batches(stage)) == 1023
 
 
 def test_an_atomic_input_of_exactly_the_budget_is_served() -> None:

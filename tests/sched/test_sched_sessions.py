@@ -220,7 +220,9 @@ def test_the_worker_is_told_of_each_segment(cls: type[ARScheduler]) -> None:
     stage.update("s", 2, 70, kind=REPLACE)
     stage.drain()
     tickets = [t for work in stage.works for t in work.tickets]
-    assert tickets == [Ticket("s", (OUT,), {}, epoch, first) for epoch, first in ((0, 0), (1, 6), (2, 0))]
+    assert tickets == [
+        Ticket("s", (OUT,), {}, epoch, first) for epoch, first in ((0, 0), (1, 6), (2, 0))
+    ]
     assert [e for work in stage.works for e in work.ended] == [
         Ended("s", True, 7, 0),
         Ended("s", True, 11, 1),

@@ -496,7 +496,10 @@ def test_the_pattern_of_arrivals_changes_nothing(cls: type[ARScheduler], data: A
         rows = data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=6), uid)
         ends = len(rows)
         chunks += [(uid, seq + 1, Given(rows=n)) for seq, n in enumerate(rows)]
-        chunks += [(uid, 0, Given(plan(*range(1, 6)), data.draw(st.integers(0, 2)))), (uid, ends + 1, Given())]
+        chunks += [
+            (uid, 0, Given(plan(*range(1, 6)), data.draw(st.integers(0, 2)))),
+            (uid, ends + 1, Given()),
+        ]
     last = {uid: max(seq for u, seq, _ in chunks if u == uid) for uid in ("a", "b", "c")}
     for uid, seq, made in data.draw(st.permutations(chunks), "order"):
         stage.deliver(uid, made, seq=seq, end=seq == last[uid])

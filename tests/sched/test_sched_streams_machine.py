@@ -21,7 +21,7 @@ from vllm.v1.engine import FinishReason
 
 from antiphon.core.budget import EdgeLimits
 from antiphon.core.prompt_plan import UpdateKind
-from antiphon.errors import InputTooLongError, PayloadError, StageStepError
+from antiphon.errors import EmptyInputError, InputTooLongError, PayloadError, StageStepError
 from antiphon.sched.ar import ARScheduler, AsyncARScheduler
 from antiphon.testing.clock import ManualClock
 
@@ -29,6 +29,9 @@ MAX_MODEL_LEN = 48
 BLOCK_SIZE = 4
 LIMITS = EdgeLimits(request_chunks=2, total_chunks=5)
 NUMBERS = st.integers(0, 30)
+SESSION_ERRORS = {
+    error.code for error in (InputTooLongError, EmptyInputError, PayloadError, StageStepError)
+}
 
 
 @dataclass
@@ -292,9 +295,7 @@ class StreamsMachine(RuleBasedStateMachine):
             assert ended[-1] == max(talk.updates, default=0)  # nothing that was taken is forgotten
         elif outcome.ends == [FinishReason.ERROR]:
             assert outcome.error is not None
-            assert outcome.error.code in {
-                cls.code for cls in (InputTooLongError, PayloadError, StageStepError)
-            } | {"input_empty"}
+            assert outcome.error.code in SESSION_ERRORS
 
 
 class AsyncStreamsMachine(StreamsMachine):

@@ -69,32 +69,32 @@ def fresh_records() -> None:
 
 @pytest.fixture(scope="session")
 def roomy(engines: EnginePool, model_a: str) -> Any:
-    """A stage with two edges and plenty of blocks; prompts fit one step."""
-    return engines.stage(two_edges("roomy", model_a))
+    """A stage with a few edges and plenty of blocks; prompts fit one step."""
+    return engines.stage(few_edges("roomy", model_a))
 
 
 @pytest.fixture(scope="session")
 def cramped(engines: EnginePool, model_a: str) -> Any:
     """The same with chunked prefill, and so few blocks that a batch is preempted."""
-    return engines.stage(two_edges("cramped", model_a, **CRAMPED))
+    return engines.stage(few_edges("cramped", model_a, **CRAMPED))
 
 
 @pytest.fixture(scope="session")
 def overlapped(engines: EnginePool, model_a: str) -> Any:
     """The roomy stage with asynchronous scheduling."""
-    return engines.stage(two_edges("overlapped", model_a, async_scheduling=True))
+    return engines.stage(few_edges("overlapped", model_a, async_scheduling=True))
 
 
 @pytest.fixture(scope="session")
 def cramped_overlapped(engines: EnginePool, model_a: str) -> Any:
     """Chunks, preemption and asynchronous scheduling together."""
-    return engines.stage(two_edges("cramped-overlapped", model_a, async_scheduling=True, **CRAMPED))
+    return engines.stage(few_edges("cramped-overlapped", model_a, async_scheduling=True, **CRAMPED))
 
 
 @pytest.fixture(scope="session")
 def cached(engines: EnginePool, model_a: str) -> Any:
     """The roomy stage with prefix caching, on the connector that `listener` takes from."""
-    return engines.stage(two_edges("cached", model_a, enable_prefix_caching=True))
+    return engines.stage(few_edges("cached", model_a, enable_prefix_caching=True))
 
 
 @pytest.fixture(scope="session")
@@ -156,11 +156,15 @@ def special_spec(name: str, model: str, **over: Any) -> Any:
     return tiny_spec(name, model, f"stage_{name}", outputs=tuple(edges), max_num_seqs=2, **over)
 
 
-def two_edges(name: str, model: str, **over: Any) -> Any:
+def few_edges(name: str, model: str, **over: Any) -> Any:
     from antiphon.core.options import OutEdge
     from tiny import tiny_spec
 
-    edges = (OutEdge("rows", "tiny_adapters:RowsOut"), OutEdge("ids", "tiny_adapters:TokensOut"))
+    edges = (
+        OutEdge("rows", "tiny_adapters:RowsOut"),
+        OutEdge("ids", "tiny_adapters:TokensOut"),
+        OutEdge("quiet", "worker_bench:QuietOut"),
+    )
     return tiny_spec(name, model, "stage_tests", outputs=edges, **over)
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from antiphon.connector.inproc import InprocConnector
+from antiphon.payload import wire
 from antiphon.payload.ref import Ref
-from antiphon.stage.messages import Abort, Aborted, Deliver, Discard
+from antiphon.payload.types import Payload, per_token
+from antiphon.stage.messages import Abort, Aborted, Deliver, Discard, Step, Used
 from tiny import Driven, reference, reference_rows
 from tiny_adapters import CALLS, SEEN
 
@@ -22,9 +27,16 @@ def model_of_listener(model_b: str) -> LlamaForCausalLM:
 
 
 @pytest.fixture
-def speaker(roomy: Driven) -> Driven:
+def speaker(roomy: Driven, listener: Driven) -> Iterator[Driven]:
+    """Afterwards it learns what was used up, as the orchestrator would tell it: all it has sent."""
     roomy.clear()
-    return roomy
+    yield roomy
+    for event in listener.events:
+        if isinstance(event, Step):
+            for edge, keys in event.used.items():
+                roomy.host.handle(Used(edge, keys))
+    outflow = roomy.scheduler.coordinator.outflow.statistics()
+    assert not any(counts.chunks for counts in outflow.values())
 
 
 @pytest.fixture
@@ -174,6 +186,27 @@ def test_a_bad_payload_fails_only_its_request(speaker: Driven, hearer: Driven, f
     assert not [ref for ref in hearer.refs() if ref.uid == "bad"]
     hearer.assert_empty()
     assert hearer.inspect().connector_entries == speaker.inspect().connector_entries == 0
+    if flaw == "edge":  # it was used up under the name that the test gave it
+        speaker.host.handle(Used("rows", [str(ref.key)]))
+
+
+def test_rows_of_a_wrong_width_fail_only_their_request(speaker: Driven, hearer: Driven) -> None:
+    """I4: the request beside it is in the same steps, which would raise."""
+    good = speak(speaker, "a", PROMPT, "rows")
+    stored = InprocConnector("stage_tests", 1 << 20)
+    payload = Payload({"rows": per_token(torch.zeros(3, 65))})
+    nbytes = stored.put("wide", wire.encode(payload))
+    bad = Ref("x", "rows", 0, True, "wide", nbytes, payload.specs())
+    for uid in ("bad", "good"):
+        hearer.submit(uid, waits_for="rows")
+    hearer.host.handle(Deliver([("bad", bad), ("good", good)]))
+    hearer.run()
+    (end,) = hearer.endings("bad")
+    assert end.error is not None
+    assert end.error.code == "adapter"
+    assert [end.finish for end in hearer.endings("good")] == ["length"]
+    hearer.assert_empty()
+    stored.close()
 
 
 def test_a_prompt_that_does_not_fit_fails_only_its_request(

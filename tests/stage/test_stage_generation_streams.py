@@ -170,7 +170,7 @@ def test_streams_take_turns(talker: Driven, vocoder: Driven) -> None:
     for event in vocoder.events:
         if isinstance(event, Step):
             order += [out.uid for out in event.outputs if out.tensor is not None]
-    counts = {uid: 0 for uid in ("a'", "b'", "c'")}
+    counts = dict.fromkeys(("a'", "b'", "c'"), 0)
     for uid in order:
         counts[uid] += 1
         assert max(counts.values()) - min(counts.values()) <= 1

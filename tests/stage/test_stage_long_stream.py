@@ -42,9 +42,7 @@ def test_ten_thousand_steps_through_a_slow_consumer(
     """C24, C25, C50: nothing on the way grows with the length of the stream."""
     tiny_vocoder.register()
     length = STEPS + 100
-    model = tiny_model(
-        tmp_path_factory.mktemp("long"), seed=1, max_position_embeddings=2 * length
-    )
+    model = tiny_model(tmp_path_factory.mktemp("long"), seed=1, max_position_embeddings=2 * length)
     out = OutEdge("codes", "tiny_adapters:PartsOut", stream=True, limits=EdgeLimits(LIMIT))
     talker: Driven = engines.stage(
         unchecked_spec(

@@ -8,7 +8,7 @@ import pytest
 
 from antiphon.core.prompt_plan import UpdateKind
 from antiphon.errors import InputTooLongError, InvalidRequestError
-from antiphon.stage.messages import Interrupt, Interrupted, Step, Update
+from antiphon.stage.messages import Interrupt, Interrupted, Sleep, Step, Update, Wake
 from tiny import MAX_LEN, Driven
 from tiny_adapters import SEEN
 
@@ -226,4 +226,65 @@ def test_others_run_while_a_session_rests(stage: Driven) -> None:
     stage.run()
     assert answer(stage, 1) == afresh(stage, A + answer(stage, 0)[:-1] + C)
     stage.abort("s")
+    stage.assert_empty()
+
+
+def test_a_segments_seed_is_its_own(stage: Driven) -> None:
+    """C47: the same seed gives the same tokens whatever was sampled before."""
+    sampling = {"temperature": 1.0, "seed": 11, "max_tokens": 6, "ignore_eos": True}
+    begin(stage)
+    stage.run()
+    update(stage, 1, B, UpdateKind.REPLACE, sampling=sampling)
+    stage.run()
+    update(stage, 2, B, UpdateKind.REPLACE, sampling=sampling)
+    stage.run()
+    update(stage, 3, B, UpdateKind.REPLACE, sampling=sampling | {"seed": 12})
+    stage.run()
+    assert answer(stage, 1) == answer(stage, 2) == afresh(stage, B, sampling)
+    assert answer(stage, 3) != answer(stage, 1)
+    stage.abort("s")
+    stage.assert_empty()
+
+
+def test_a_session_survives_a_sleep(stage: Driven) -> None:
+    """C123: its blocks are given up and its history is computed again."""
+    begin(stage)
+    stage.run()
+    first = answer(stage, 0)
+    stage.ask(Sleep(1, 1))
+    assert stage.inspect().free_blocks == stage.inspect().total_blocks - 1
+    update(stage, 1, B)
+    assert not stage.host.has_work
+    stage.ask(Wake(None, 2))
+    stage.run()
+    assert answer(stage, 1) == afresh(stage, A + first[:-1] + B)
+    stage.abort("s")
+    stage.assert_empty()
+
+
+def test_an_update_that_is_held_can_be_interrupted(stage: Driven) -> None:
+    """It begins when the stage wakes, and ends at once."""
+    begin(stage)
+    stage.run()
+    stage.ask(Sleep(1, 1))
+    update(stage, 1, B)
+    stage.host.handle(Interrupt("s", 7))
+    stage.ask(Wake(None, 2))
+    stage.run()
+    assert ends(stage)[-1] == (1, "interrupt")
+    assert answer(stage, 1) == []
+    assert [e for e in stage.events if isinstance(e, Interrupted)]
+    stage.abort("s")
+    stage.assert_empty()
+
+
+def test_an_abort_answers_an_interrupt_that_is_held(stage: Driven) -> None:
+    begin(stage)
+    stage.run()
+    stage.ask(Sleep(1, 1))
+    update(stage, 1, B)
+    stage.host.handle(Interrupt("s", 7))
+    stage.abort("s")
+    assert [e for e in stage.events if isinstance(e, Interrupted)]
+    stage.ask(Wake(None, 2))
     stage.assert_empty()

@@ -177,7 +177,9 @@ def act(pair: Pair, action: str, number: int) -> None:
             CLOCK.advance(1.0)
 
 
-def run_story(pair: Pair, model: LlamaForCausalLM, story: list[tuple[str, int]], chunk: int) -> None:
+def run_story(
+    pair: Pair, model: LlamaForCausalLM, story: list[tuple[str, int]], chunk: int
+) -> None:
     for index in range(3):
         pair.start(index, chunk)
     for action, number in story:

@@ -71,9 +71,7 @@ def prompt_of(index: int) -> list[int]:
     return [1 + (token + 7 * index) % 100 for token in PROMPT]
 
 
-def start(
-    chain: Chain, index: int, *, chunk: int, edge: str = "rows", tokens: int = TOKENS
-) -> str:
+def start(chain: Chain, index: int, *, chunk: int, edge: str = "rows", tokens: int = TOKENS) -> str:
     """One request at both stages; its id at the producer."""
     uid = f"r{index}"
     sampling = {"max_tokens": tokens}

@@ -128,6 +128,34 @@ def test_a_text_only_request_builds_no_payload(roomy: Driven) -> None:
     assert roomy.inspect().connector_entries == 0
 
 
+@pytest.mark.parametrize("name", ["roomy", "overlapped"])
+def test_an_edge_that_wants_no_step_costs_none(name: str, request: pytest.FixtureRequest) -> None:
+    """C81: its adapter is opened and asked at the end; no step notes a token or copies a row."""
+    stage: Driven = request.getfixturevalue(name)
+    stage.clear()
+    stage.submit("q", PROMPTS[0], edges=("quiet",))
+    stage.run_until(lambda: bool(stage.tokens("q")))
+    assert not stage.scheduler.coordinator.routed
+    stage.run()
+    assert CALLS == {"open": 1, "end": 1}
+    assert [(ref.edge, ref.end) for ref in stage.refs()] == [("quiet", True)]
+    stage.discard()
+    stage.assert_empty()
+
+
+def test_a_token_edge_costs_no_rows(roomy: Driven) -> None:
+    """`requires_token_updates` alone: every id, and nothing of the hidden states."""
+    roomy.clear()
+    roomy.submit("t", PROMPTS[0], edges=("ids",))
+    roomy.run_until(lambda: bool(roomy.tokens("t")))
+    assert roomy.scheduler.coordinator.routed
+    roomy.run()
+    assert SEEN["ids", "t"].tokens == roomy.tokens("t")
+    assert (SEEN["ids", "t"].steps, CALLS["rows"]) == ([], 0)
+    roomy.discard()
+    roomy.assert_empty()
+
+
 def test_more_requests_than_places_wait_their_turn(roomy: Driven) -> None:
     """C116: 20 requests on 8 places all complete."""
     found = generate(roomy, [[1, 2, 3 + i] for i in range(20)])

@@ -21,7 +21,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from antiphon.core.options import ConnectorSpec, InEdge, OutEdge
 from antiphon.pipeline.topology import StageKind
 from antiphon.sched.mixin import StageSchedulerMixin
-from antiphon.stage.host import Frames, StageHost
+from antiphon.stage.host import StageHost
 from antiphon.stage.messages import (
     Abort,
     Aborted,
@@ -35,6 +35,7 @@ from antiphon.stage.messages import (
     Step,
     Submit,
 )
+from antiphon.stage.report import Frames
 from antiphon.stage.resolve import SCHEDULERS, WORKERS
 from antiphon.stage.spec import StageSpec
 

@@ -14,7 +14,6 @@ from transformers import LlamaForCausalLM
 
 from antiphon.core.prompt_plan import PromptPlan
 from antiphon.payload.adapters import Input, OutputNeeds, StageContext, StepRows
-from antiphon.payload.ref import Ref
 from antiphon.payload.types import Payload, Scalar, per_token
 from antiphon.stage.messages import Deliver, Step, Used
 from tiny import HIDDEN, Driven

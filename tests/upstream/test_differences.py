@@ -38,7 +38,9 @@ def _plan(scheduler: StageSchedulerMixin, uid: str, num_tokens: int) -> Schedule
     """One step in which the worker answers with the prompt of a gated request."""
     scheduled = scheduler.schedule()
     plan = PromptPlan(tuple(range(1, num_tokens + 1)))
-    answer = with_news(make_output(scheduled, scheduler=scheduler), StageNews([Arrived(uid, "key", True, plan)]))
+    answer = with_news(
+        make_output(scheduled, scheduler=scheduler), StageNews([Arrived(uid, "key", True, plan)])
+    )
     scheduler.update_from_output(scheduled, answer)
     return scheduled
 

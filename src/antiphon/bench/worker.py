@@ -31,8 +31,9 @@ from antiphon.payload.types import Payload, Scalar, per_token
 from antiphon.pipeline.defaults import detect_device
 from antiphon.pipeline.deployment import Device, StageDeployment
 from antiphon.pipeline.topology import Stage, StageKind
-from antiphon.stage.host import Frames, StageHost
+from antiphon.stage.host import StageHost
 from antiphon.stage.messages import Discard, Event, Step, Submit
+from antiphon.stage.report import Frames
 from antiphon.stage.resolve import engine_args
 from antiphon.stage.spec import StageSpec
 

@@ -16,8 +16,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-import msgspec
-
 from antiphon.core.prompt_plan import UpdateKind
 from antiphon.errors import AntiphonError, InvalidRequestError, StageError, from_wire
 from antiphon.orchestrator.api import Finished, OmniEvent, OmniRequest, SessionEvent
@@ -182,7 +180,7 @@ class LiveSession:
             return False
         if turn.phase is Phase.ENDING:
             if own:  # the model's history has this text, so the reply has it
-                turn.flow.on_output(stage, _without_end(output), frames)
+                turn.flow.on_output(stage, Output(output.uid, output.token_ids), frames)
             return True
         self._take(turn, stage, output, frames)
         return True
@@ -203,9 +201,8 @@ class LiveSession:
 
     def on_ref(self, stage: str, ref: Ref) -> None:
         """A payload is stored: forward it, or have it discarded if nobody will take it."""
-        turn = self._turn(ref.uid, ref.epoch)
-        running = self.phase is Phase.RUNNING and turn is not None
-        if not running or turn is None or turn.phase is not Phase.RUNNING:
+        turn = self._turn(ref.uid, ref.epoch) if self.phase is Phase.RUNNING else None
+        if turn is None or turn.phase is not Phase.RUNNING:
             self._dispatch.deliveries.discard(stage, ref)
             return
         try:
@@ -313,7 +310,3 @@ def _end_of_session(stage: str, output: Output) -> AntiphonError | None:
     if output.finish is not None:
         return StageError(f"stage '{stage}' ended the session with reason '{output.finish}'")
     return None
-
-
-def _without_end(output: Output) -> Output:
-    return msgspec.structs.replace(output, segment_finish=None)

@@ -71,7 +71,9 @@ class GenerationScheduler(StageSchedulerMixin, Scheduler):
 
     def prompt_error(self, num_tokens: int) -> InputTooLongError | None:
         atomic = self.options is not None and self.options.atomic_inputs
-        if atomic and num_tokens > self.max_num_scheduled_tokens:
+        # Of an input that takes several steps upstream never schedules the model's last position.
+        whole = atomic or num_tokens == self.max_model_len
+        if whole and num_tokens > self.max_num_scheduled_tokens:
             return InputTooLongError(
                 f"an input of {num_tokens} tokens does not fit the stage's budget of "
                 f"{self.max_num_scheduled_tokens} tokens per step; raise max_num_batched_tokens"

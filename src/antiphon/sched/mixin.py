@@ -20,15 +20,12 @@ from antiphon.errors import (
     AntiphonError,
     InputTooLongError,
     PreemptedError,
-    SampledLogprobContractError,
 )
 from antiphon.payload.ref import Ref
 from antiphon.sched.coordinator import Arrival, Coordinator
+from antiphon.sched.logprobs import LogprobWatch
 from antiphon.sched.parking import Parking
 from antiphon.upstream.envelopes import news_of, with_work
-from antiphon.upstream.logprobs import sampled_logprob_violation
-from antiphon.upstream.prompt import enqueue_in_place
-from antiphon.upstream.queues import dequeue
 from antiphon.upstream.runner_version import require_v1_runner
 
 _KEPT = (
@@ -55,7 +52,7 @@ class StageSchedulerMixin(Scheduler):
         edges = () if self.options is None else self.options.outputs
         self.coordinator = Coordinator(type(self).clock, edges, samples=self.samples)
         self.parking = Parking(self)
-        self._wants_logprobs: set[str] = set()
+        self._logprobs = LogprobWatch()
         self._moved: set[str] = set()  # streams whose next step may need more than they have
         self._rested: list[Request] = []  # resumable, and stopped in this update
         self._victims: list[str] = []  # preempted, in a stage that cannot compute them again
@@ -117,20 +114,14 @@ class StageSchedulerMixin(Scheduler):
         return [self._ending(request) for request in endings]
 
     def drop_blocks(self) -> None:
-        """What lies in blocks is about to be lost: requests that do not run compute it again.
+        """What lies in blocks is about to be lost: requests that are in no step compute it again.
 
-        Those that run are upstream's matter: a stage that sleeps has none.
+        Those that run are upstream's matter: a stage that falls asleep has none.
         """
-        for request in list(self.requests.values()):
-            if request.request_id in self.parking.held:
-                self.running.remove(request)
-                self._preempt_request(request, time.monotonic())
-            elif request.status != RequestStatus.RUNNING and request.num_computed_tokens:
-                self._free_request_blocks(request)
-                request.num_computed_tokens = 0
-        for request in list(self.kv_holding_waiting):
-            dequeue(self, request)
-            enqueue_in_place(self.waiting, request)
+        dropped = self.parking.drop_blocks()
+        if not self._recomputes:
+            self._victims += dropped
+            self._end_victims()
 
     def in_flight(self) -> list[str]:
         """Requests with tokens in a step whose result has not been processed."""
@@ -148,15 +139,14 @@ class StageSchedulerMixin(Scheduler):
         blocked = sum(self.coordinator.gate.blocked(uid) for uid in parked)
         if blocked != self.coordinator.gate.blocked_count:
             raise AssertionError("a request with a closed gate is not parked")
-        if not self._wants_logprobs <= self.requests.keys():
-            raise AssertionError("logprobs are expected of a request that is gone")
+        self._logprobs.check_integrity(self.requests)
         if self.coordinator.num_unreported > len(self._endings):
             raise AssertionError("an error is kept that no end will report")
 
     # --- upstream's hooks ---------------------------------------------------------------------
 
     def _enqueue_waiting_request(self, request: Request) -> None:
-        self._note_logprobs(request)
+        self._logprobs.note(request)
         if request.status == RequestStatus.WAITING_FOR_STREAMING_REQ:
             # Upstream has counted it as waiting in its queues, where it would be looked at in
             # every step.
@@ -174,7 +164,7 @@ class StageSchedulerMixin(Scheduler):
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
         super()._preempt_request(request, *args, **kwargs)
         self.parking.preempted(request)
-        if self.options is not None and not self.options.recomputes:
+        if not self._recomputes:
             self._victims.append(request.request_id)
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
@@ -198,8 +188,9 @@ class StageSchedulerMixin(Scheduler):
             self.parking.stalled = False
         if (news := news_of(model_runner_output)) is not None:
             self._hear(news)
-        if self._wants_logprobs:
-            self._check_logprobs(model_runner_output)
+        if self._logprobs:
+            for uid, error in self._logprobs.violations(model_runner_output, self.requests):
+                self.fail_requests([uid], error)  # before upstream reads any
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         if self.coordinator.routed:
             self._note_tokens(outputs)
@@ -220,7 +211,7 @@ class StageSchedulerMixin(Scheduler):
     ) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
         uid = request.request_id
         self.parking.forget(uid)
-        self._wants_logprobs.discard(uid)
+        self._logprobs.forget(uid)
         self._forget(uid)
         keep = request.status in _KEPT
         self.coordinator.ended(uid, keep=keep, num_tokens=request.num_tokens)
@@ -242,6 +233,9 @@ class StageSchedulerMixin(Scheduler):
     def _forget(self, uid: str) -> None:
         """The request is over."""
 
+    def give_up_blocks(self) -> None:
+        """Free the blocks of requests that rest; upstream frees those of the running ones."""
+
     def _may_run(self, uid: str) -> bool:
         """Whether nothing parks the request."""
         return not (self.coordinator.gate.blocked(uid) or self.coordinator.outflow.full(uid))
@@ -260,8 +254,7 @@ class StageSchedulerMixin(Scheduler):
             full = self.coordinator.outflow.full
             held = [r for r in self.running if r.request_id in self.parking.held]
             if victims := [request for request in held if full(request.request_id)]:
-                self.running.remove(victims[-1])
-                self._preempt_request(victims[-1], time.monotonic())
+                self.parking.preempt(victims[-1])
 
     # --- parts --------------------------------------------------------------------------------
 
@@ -299,12 +292,14 @@ class StageSchedulerMixin(Scheduler):
         if any(self._is_blocked_waiting_status(r.status) for r in self.deferred_waiting):
             return  # upstream looks at these in every step
         self.parking.stalled = True
-        if self._num_queued and not self.in_flight():
+        queued = len(self.waiting) + len(self.kv_holding_waiting)
+        if queued and self._recomputes and not self.in_flight():
             self._make_room()
 
     @property
-    def _num_queued(self) -> int:
-        return len(self.waiting) + len(self.kv_holding_waiting)
+    def _recomputes(self) -> bool:
+        """Whether a request that lost its blocks can be computed again."""
+        return self.options is None or self.options.recomputes
 
     def _hear(self, news: StageNews) -> None:
         """Apply what the worker answered: chunks that are there, payloads stored, failures."""
@@ -370,22 +365,6 @@ class StageSchedulerMixin(Scheduler):
             for output in group.outputs:
                 if token_ids := output.new_token_ids:
                     accepted(output.request_id, token_ids)
-
-    def _note_logprobs(self, request: Request) -> None:
-        params = request.sampling_params
-        if params is not None and params.logprobs is not None:
-            self._wants_logprobs.add(request.request_id)
-        else:
-            self._wants_logprobs.discard(request.request_id)
-
-    def _check_logprobs(self, output: ModelRunnerOutput) -> None:
-        """End the requests whose logprobs break the contract, before upstream reads any."""
-        for uid in self._wants_logprobs & output.req_id_to_index.keys():
-            request = self.requests[uid]
-            if request.num_stale_output_tokens and request.drop_stale_output:
-                continue  # of an earlier segment, which had other parameters
-            if (violation := sampled_logprob_violation(output, uid)) is not None:
-                self.fail_requests([uid], SampledLogprobContractError(violation.message))
 
     def _after_rest(self, outputs: dict[int, EngineCoreOutputs]) -> None:
         """A segment's end is not the request's: it is reported as an event of its own."""

@@ -7,6 +7,8 @@ step, and comes back to the place of its arrival. Nothing is touched but request
 
 from __future__ import annotations
 
+import time
+
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
@@ -55,6 +57,36 @@ class Parking:
                 queue.add_request(request)
             else:
                 enqueue_in_place(queue, request)
+
+    def preempt(self, request: Request) -> None:
+        """Take a held request's blocks and seat; what is in flight for it is delivered still."""
+        self._scheduler.running.remove(request)
+        self._scheduler._preempt_request(request, time.monotonic())
+
+    def drop(self, request: Request) -> None:
+        """Free what a request holds that is in no step: it computes that again."""
+        self.stalled = False
+        self._scheduler._free_request_blocks(request)
+        request.num_computed_tokens = 0
+
+    def drop_blocks(self) -> list[str]:
+        """Free the blocks of all requests that are in no step; who had any."""
+        scheduler = self._scheduler
+        holders = [
+            request
+            for uid, request in scheduler.requests.items()
+            if request.num_computed_tokens
+            and (uid in self.held or request.status != RequestStatus.RUNNING)
+        ]
+        for request in holders:
+            if request.request_id in self.held:
+                self.preempt(request)
+            else:
+                self.drop(request)
+        for request in list(scheduler.kv_holding_waiting):
+            dequeue(scheduler, request)
+            enqueue_in_place(scheduler.waiting, request)
+        return [request.request_id for request in holders]
 
     def preempted(self, request: Request) -> None:
         """Upstream took the request's blocks and put it into its queue: a held one leaves it."""

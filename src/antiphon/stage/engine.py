@@ -185,9 +185,10 @@ class StageEngine:
     def abort(self, uids: list[str]) -> None:
         self._client.abort_requests(uids)
 
-    def reset_prefix_cache(self) -> None:
-        """Forget cached blocks; their contents are gone after a sleep."""
-        self._client.reset_prefix_cache()
+    def give_up_blocks(self) -> None:
+        """Before a sleep: nothing runs, and whoever holds blocks computes them again."""
+        self.scheduler.give_up_blocks()
+        self._client.reset_prefix_cache(reset_running_requests=True)
 
     def call_workers(self, method: str, *args: object) -> list[Any]:
         """Call a worker's method on every rank; one answer per rank."""

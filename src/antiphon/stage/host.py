@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
 
-import numpy as np
-import torch
+from vllm.v1.engine import EngineCoreOutput
 
 from antiphon.core.deadlines import effective_timeout
 from antiphon.errors import (
@@ -26,7 +24,6 @@ from antiphon.stage.engine import StageEngine
 from antiphon.stage.messages import (
     Abort,
     Aborted,
-    Acknowledged,
     Command,
     Deliver,
     Discard,
@@ -43,18 +40,15 @@ from antiphon.stage.messages import (
     Stop,
     Stopped,
     Submit,
-    Tensor,
     Update,
     Used,
     Wake,
 )
+from antiphon.stage.report import Frames, report
+from antiphon.stage.slumber import Held, Slumber
 from antiphon.stage.spec import StageSpec
 
-Frames = list[memoryview]
 Send = Callable[[Event, Frames], None]
-
-DROPS_WEIGHTS = 2  # vLLM's sleep level without a copy of the weights
-_MEMORY = frozenset({"weights", "kv_cache"})  # vLLM's names of what a worker gives back
 
 
 class StageHost:
@@ -64,17 +58,14 @@ class StageHost:
         self.spec = spec
         self._send = send
         self._aborts: list[Abort] = []
-        # What arrived while the stage sleeps or is about to.
-        self._held: list[Submit | Deliver | Update] = []
-        self._asleep: frozenset[str] = frozenset()  # memory that has been given back
-        self._level = 0  # of the sleep; 2 has dropped the weights
-        self._bedtime: Sleep | None = None  # carried out when the last running request has ended
+        self._questions: list[Inspect] = []  # wait for the next step
         self._steps = 0
         self.stopped = False
         started = time.monotonic()
         send(Starting("loading the model"), [])
         self._engine = StageEngine(spec)
         self.scheduler = self._engine.scheduler
+        self._slumber = Slumber(self._engine, lambda event: send(event, []), self._start)
         config = self._engine.config
         send(
             Ready(
@@ -101,22 +92,21 @@ class StageHost:
     def handle(self, command: Command) -> None:
         """Carry out one command. Errors go back as events, never up."""
         match command:
-            case Submit() | Deliver() | Update():
-                self._start(command)
+            case Submit() | Deliver() | Update() | Interrupt():
+                self._start_or_hold(command)
             case Used():
                 self.scheduler.used(command.edge, command.keys)
             case Discard():
                 self.scheduler.discard(command.keys)
-            case Interrupt():
-                self._interrupt(command)
             case Abort():
                 self._abort(command)
             case Sleep():
-                self._sleep(command)
+                self._slumber.sleep(command)
             case Wake():
-                self._wake(command)
+                self._slumber.wake(command)
             case Inspect():
-                self._send(self._inspect(command), [])
+                self._questions.append(command)
+                self._answer()
             case Stop():
                 self.stop()
 
@@ -137,8 +127,8 @@ class StageHost:
         self._report(outputs)
         if self._aborts:
             self._acknowledge_aborts()
-        if self._bedtime is not None and not self._engine.has_work:
-            self._fall_asleep(self._bedtime)
+        self._answer()
+        self._slumber.settle()
         if self.spec.check_every_step:
             self._check()
 
@@ -150,11 +140,16 @@ class StageHost:
 
     # --- parts --------------------------------------------------------------------------------
 
-    def _start(self, command: Submit | Deliver | Update) -> None:
-        """Begin a request or let it go on; while the stage sleeps it waits for that."""
-        if self._asleep or self._bedtime is not None:
-            self._held.append(command)
-            return
+    def _start_or_hold(self, command: Held) -> None:
+        """While the stage sleeps everything waits but an interruption of what has begun."""
+        runs = isinstance(command, Interrupt) and not self._slumber.holds(command.uid)
+        if runs or self._slumber.awake:
+            self._start(command)
+        else:
+            self._slumber.hold(command)
+
+    def _start(self, command: Held) -> None:
+        """Begin a request, let it go on, or end its segment."""
         match command:
             case Submit():
                 self._submit(command)
@@ -163,6 +158,8 @@ class StageHost:
                     self.scheduler.deliver(uid, ref)
             case Update():
                 self._update(command)
+            case Interrupt():
+                self._interrupt(command)
 
     def _submit(self, submit: Submit) -> None:
         coordinator = self.scheduler.coordinator
@@ -217,7 +214,9 @@ class StageHost:
         self._send(Interrupted(command.uid, command.token), [])
 
     def _abort(self, command: Abort) -> None:
-        self._held = [h for h in self._held if isinstance(h, Deliver) or h.uid not in command.uids]
+        for held in self._slumber.drop(command.uids):
+            if isinstance(held, Interrupt):
+                self._send(Interrupted(held.uid, held.token), [])
         self._engine.abort(command.uids)
         self.scheduler.abandon(command.uids)
         self._aborts.append(command)
@@ -236,91 +235,24 @@ class StageHost:
                 waiting.append(command)
         self._aborts = waiting
 
-    def _report(self, engine_outputs: list) -> None:  # type: ignore[type-arg]
-        events = self.scheduler.coordinator.take_events()
-        # What ended in this update may be in its next segment already.
-        ended = {end.uid: end.epoch for end in events.segments}
-        frames: Frames = []
-        outputs = []
-        for out in engine_outputs:
-            tensor = None if out.pooling_output is None else _pack(out.pooling_output, frames)
-            finish = None if out.finish_reason is None else str(out.finish_reason)
-            error = events.errors.pop(out.request_id, None)
-            uid, ids = out.request_id, list(out.new_token_ids)
-            epoch = ended[uid] if uid in ended else self.scheduler.coordinator.epoch(uid)
-            outputs.append(Output(uid, ids, tensor, finish, out.stop_reason, error, epoch))
-        for uid, info in events.errors.items():  # the request itself had ended before
-            outputs.append(Output(uid, finish="error", error=info))
-        for end in events.segments:
-            outputs.append(Output(end.uid, epoch=end.epoch, segment_finish=end.reason))
-        if outputs or events.refs or events.used:
-            self._send(Step(outputs, events.refs, events.used), frames)
-
-    def _sleep(self, command: Sleep) -> None:
-        """Running requests finish before the stage sleeps: their blocks would be gone."""
-        if self._asleep or self._bedtime is not None:
-            self._acknowledge(command, 0, None)  # it sleeps, or is about to
-            return
-        self.scheduler.coordinator.gate.pause()  # payloads are held: no wait may run out
-        if self._engine.has_work:
-            self._bedtime = command
-        else:
-            self._fall_asleep(command)
-
-    def _fall_asleep(self, command: Sleep) -> None:
-        self._bedtime = None
-        freed, error = self._attempt(
-            lambda: self._engine.call_workers("stage_sleep", command.level)
-        )
-        if error is None:
-            self._engine.reset_prefix_cache()
-            self._asleep, self._level = _MEMORY, command.level
-        self._acknowledge(command, sum(freed), error)
-        self._go_on()
-
-    def _wake(self, command: Wake) -> None:
-        if self._bedtime is not None:
-            early = ErrorInfo("stage", "the stage was woken before it slept")
-            self._acknowledge(self._bedtime, 0, early)
-            self._bedtime = None
-        wanted = _MEMORY if command.tags is None else frozenset(command.tags)
-        tags = sorted(wanted & self._asleep)
-        error = None
-        dropped = self._level == DROPS_WEIGHTS and "weights" in self._asleep
-        if unknown := sorted(wanted - _MEMORY):
-            error = ErrorInfo("stage", f"there is no memory {unknown[0]!r} to wake")
-        elif dropped and "weights" not in wanted:
-            error = ErrorInfo("stage", "level 2 dropped the weights: wake 'weights' first")
-        elif tags:
-            _, error = self._attempt(lambda: self._engine.call_workers("stage_wake", tags, dropped))
-        if error is None:
-            self._asleep -= wanted
-        self._acknowledge(command, 0, error)
-        self._go_on()
-
-    def _go_on(self) -> None:
-        """What arrived while the stage slept starts now."""
-        if not self._asleep and self._bedtime is None:
-            self.scheduler.coordinator.gate.resume()
-            held, self._held = self._held, []
-            for command in held:
-                self._start(command)
-
-    def _attempt(self, call: Callable[[], list[Any]]) -> tuple[list[Any], ErrorInfo | None]:
-        """A call to the workers that may fail without ending the stage."""
-        try:
-            return call(), None
-        except (RuntimeError, ValueError, AssertionError) as failure:
-            return [], ErrorInfo("stage", f"{type(failure).__name__}: {failure}")
-
-    def _acknowledge(self, command: Sleep | Wake, freed: int, error: ErrorInfo | None) -> None:
-        self._send(Acknowledged(command.token, freed, error), [])
+    def _report(self, engine_outputs: list[EngineCoreOutput]) -> None:
+        step, frames = report(self.scheduler.coordinator, engine_outputs)
+        if step.outputs or step.refs or step.used:
+            self._send(step, frames)
 
     def _check(self) -> dict[str, int]:
         """Check every store; what the worker holds. AssertionError if one disagrees."""
         self.scheduler.check_integrity()
         held: dict[str, int] = self._engine.call_workers("stage_inspect")[0]
         return held
+
+    def _answer(self) -> None:
+        """Once the worker knows of every end, so that nothing is counted that is over."""
+        if not self._questions or self.scheduler.finished_req_ids:
+            return
+        questions, self._questions = self._questions, []
+        for question in questions:
+            self._send(self._inspect(question), [])
 
     def _inspect(self, command: Inspect) -> Inspection:
         error = None
@@ -340,15 +272,6 @@ class StageHost:
             steps=self._steps,
             error=error,
         )
-
-
-def _pack(tensor: torch.Tensor, frames: Frames) -> Tensor:
-    """Append the tensor's bytes as a frame; dtypes that numpy lacks leave as float32."""
-    if tensor.dtype is torch.bfloat16:
-        tensor = tensor.float()
-    array = tensor.detach().cpu().contiguous().numpy()
-    frames.append(array.reshape(-1).view(np.uint8).data)
-    return Tensor(str(array.dtype), tuple(array.shape), len(frames) - 1)
 
 
 def _vllm_version() -> str:

@@ -71,7 +71,18 @@ class StageRunnerMixin(GPUModelRunner):
                 if rows is not None:
                     new.prompt_embeds = rows.to(self.dtype)
                     new.prompt_token_ids = None
+                if (known := self.requests.get(new.req_id)) is not None:
+                    # A session's next segment: upstream takes its parameters, but not its seed.
+                    params = new.sampling_params
+                    seed = None if params is None else params.seed
+                    known.generator = None if seed is None else self._generator(seed)
         return super()._update_states(scheduler_output)
+
+    def _generator(self, seed: int) -> torch.Generator:
+        """What a seeded request samples with."""
+        generator = torch.Generator(device=self.device)
+        generator.manual_seed(seed)
+        return generator
 
     def _on_request_state_removed(self, req_id: str, req_state: Any) -> None:
         super()._on_request_state_removed(req_id, req_state)
@@ -149,10 +160,13 @@ class CpuStageRunner(StageRunnerMixin, CPUModelRunner):
         for new in scheduler_output.scheduled_new_reqs:
             request = self.requests[new.req_id]
             if request.generator is not None:
-                request.generator = seeded(request.generator.initial_seed())
+                request.generator = self._generator(request.generator.initial_seed())
                 index = self.input_batch.req_id_to_index[new.req_id]
                 self.input_batch.generators[index] = request.generator
         return deferred
+
+    def _generator(self, seed: int) -> torch.Generator:
+        return seeded(seed)
 
     def _sample(self, *args: Any, **kwargs: Any) -> Any:
         for generator in self.input_batch.generators.values():

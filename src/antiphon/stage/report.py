@@ -1,0 +1,44 @@
+"""What one engine step brought, as a message: upstream's outputs and what happened beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+from vllm.v1.engine import EngineCoreOutput
+
+from antiphon.sched.coordinator import Coordinator
+from antiphon.stage.messages import Output, Step, Tensor
+
+Frames = list[memoryview]
+
+
+def report(coordinator: Coordinator, outs: Iterable[EngineCoreOutput]) -> tuple[Step, Frames]:
+    """The step's message and the raw tensors beside it; `coordinator`'s events are taken."""
+    events = coordinator.take_events()
+    # What ended in this update may be in its next segment already.
+    ended = {end.uid: end.epoch for end in events.segments}
+    frames: Frames = []
+    outputs = []
+    for out in outs:
+        uid, ids = out.request_id, list(out.new_token_ids)
+        tensor = None if out.pooling_output is None else _pack(out.pooling_output, frames)
+        finish = None if out.finish_reason is None else str(out.finish_reason)
+        error = events.errors.pop(uid, None)
+        epoch = ended[uid] if uid in ended else coordinator.epoch(uid)
+        outputs.append(Output(uid, ids, tensor, finish, out.stop_reason, error, epoch))
+    for uid, info in events.errors.items():  # the request itself had ended before
+        outputs.append(Output(uid, finish="error", error=info))
+    for end in events.segments:
+        outputs.append(Output(end.uid, epoch=end.epoch, segment_finish=end.reason))
+    return Step(outputs, events.refs, events.used), frames
+
+
+def _pack(tensor: torch.Tensor, frames: Frames) -> Tensor:
+    """Append the tensor's bytes as a frame; dtypes that numpy lacks leave as float32."""
+    if tensor.dtype is torch.bfloat16:
+        tensor = tensor.float()
+    array = tensor.detach().cpu().contiguous().numpy()
+    frames.append(array.reshape(-1).view(np.uint8).data)
+    return Tensor(str(array.dtype), tuple(array.shape), len(frames) - 1)
