@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sched_engine import Stage, plan, token_at
+from sched_core import sampled
+from sched_engine import Stage, plan
 from sched_worker import CHUNK_BYTES, OUT, Given
 from vllm.v1.engine import FinishReason
 from vllm.v1.request import RequestStatus
@@ -19,10 +20,6 @@ from antiphon.sched.ar import ARScheduler, AsyncARScheduler
 BOTH = pytest.mark.parametrize("cls", [ARScheduler, AsyncARScheduler], ids=["sync", "async"])
 
 TWO = EdgeLimits(request_chunks=2)
-
-
-def expected(uid: str, prompt: int, count: int) -> list[int]:
-    return [token_at(uid, prompt + i) for i in range(count)]
 
 
 def full(cls: type[ARScheduler] = ARScheduler, limits: EdgeLimits = TWO, **kw: Any) -> Stage:
@@ -85,7 +82,7 @@ def test_a_slow_consumer_changes_nothing_but_the_time(cls: type[ARScheduler], po
         stage.drain()
         statistics = stage.scheduler.coordinator.outflow.statistics()[OUT]
         assert statistics.chunks <= 2 + under_way(stage)
-    assert stage.outcomes["a"].tokens == expected("a", 10, 30)
+    assert stage.outcomes["a"].tokens == sampled("a", 10, 30)
     assert stage.updates("a") == stage.outcomes["a"].tokens
     stage.check_empty()
 
@@ -141,7 +138,7 @@ def test_a_request_in_flight_brings_what_it_has_computed() -> None:
     told = len(stage.outcomes["a"].tokens)
     stage.drain()
     assert len(stage.outcomes["a"].tokens) > told
-    assert stage.updates("a") == stage.outcomes["a"].tokens == expected("a", 10, len(stage.sent))
+    assert stage.updates("a") == stage.outcomes["a"].tokens == sampled("a", 10, len(stage.sent))
 
 
 @pytest.mark.parametrize("max_tokens", [2, 3, 4])
@@ -152,7 +149,7 @@ def test_a_parked_request_may_end_by_what_was_in_flight(max_tokens: int) -> None
     stage.consume()
     stage.drain()
     assert stage.ends("a") == [FinishReason.LENGTH]
-    assert stage.outcomes["a"].tokens == expected("a", 10, max_tokens)
+    assert stage.outcomes["a"].tokens == sampled("a", 10, max_tokens)
     stage.check_empty()
 
 
@@ -235,7 +232,7 @@ def test_the_end_of_a_producer_gives_room_to_another(cls: type[ARScheduler]) -> 
     for _ in range(9):
         stage.drain()
         stage.consume()
-    assert stage.outcomes["b"].tokens == expected("b", 10, 9)
+    assert stage.outcomes["b"].tokens == sampled("b", 10, 9)
     stage.check_empty()
 
 
@@ -260,105 +257,6 @@ def test_chunks_of_a_request_that_has_ended_park_nobody(cls: type[ARScheduler]) 
 
 
 # --- preemption, seats ----------------------------------------------------------------------------
-
-
-def crowded(cls: type[ARScheduler], **kw: Any) -> Stage:
-    """`a` has filled its edge and is last in the running order; `b` needs blocks."""
-    stage = Stage(cls, limits=TWO, block_size=4, num_blocks=7, max_model_len=64, **kw)
-    stage.submit("b", 8, max_tokens=14)
-    stage.submit("a", 7, max_tokens=8, edges=(OUT,))
-    while stage.scheduler.requests["a"].num_preemptions == 0:
-        stage.step()
-    return stage
-
-
-@BOTH
-def test_a_parked_producer_can_be_preempted_and_resumes(cls: type[ARScheduler]) -> None:
-    stage = crowded(cls)
-    assert list(stage.scheduler.waiting) == []
-    stage.drain()
-    assert stage.ends("b") == [FinishReason.LENGTH]
-    assert stage.ends("a") == []
-    for _ in range(9):
-        stage.consume()
-        stage.drain()
-    assert stage.outcomes["a"].tokens == stage.updates("a") == expected("a", 7, 8)
-    stage.check_empty()
-
-
-@BOTH
-def test_a_released_producer_may_have_to_wait_for_blocks(cls: type[ARScheduler]) -> None:
-    stage = crowded(cls)
-    stage.consume()
-    assert [r.request_id for r in stage.scheduler.waiting] == ["a"]
-    stage.drain()
-    for _ in range(9):
-        stage.consume()
-        stage.drain()
-    assert stage.outcomes["a"].tokens == expected("a", 7, 8)
-    stage.check_empty()
-
-
-@BOTH
-def test_those_that_wait_for_a_parked_requests_seat_cost_no_step(cls: type[ARScheduler]) -> None:
-    """The engine sleeps until there is room, and nothing is forgotten then."""
-    stage = full(cls, max_num_seqs=1)
-    stage.submit("b", max_tokens=2)
-    stage.drain(5)
-    assert not stage.has_work
-    assert stage.ends("b") == []
-    stage.submit("c", max_tokens=2)
-    stage.drain(5)
-    for _ in range(30):
-        stage.consume()
-        stage.drain()
-    assert stage.ends("a") == stage.ends("b") == stage.ends("c") == [FinishReason.LENGTH]
-    stage.check_empty()
-
-
-@BOTH
-@pytest.mark.parametrize("how", ["abort", "fail", "cache"])
-def test_a_seat_that_becomes_free_wakes_the_engine(cls: type[ARScheduler], how: str) -> None:
-    stage = full(cls, max_num_seqs=1)
-    stage.submit("b", max_tokens=2)
-    stage.drain(5)
-    if how == "abort":
-        stage.abort("a")
-    elif how == "fail":
-        stage.scheduler.fail_requests(["a"], StageStepError("broken"))
-    else:
-        stage.scheduler.reset_prefix_cache(True)
-    stage.drain()
-    assert stage.ends("b") == [FinishReason.LENGTH]
-
-
-@BOTH
-def test_a_preempted_request_is_not_locked_out_by_parked_ones(cls: type[ARScheduler]) -> None:
-    """C119: the consumer of the parked one may wait for a seat that the preempted one's has."""
-    stage = Stage(cls, limits=TWO, block_size=4, num_blocks=8, max_model_len=64)
-    stage.submit("old", 12, max_tokens=9, edges=(OUT,))
-    stage.submit("young", 10, max_tokens=9, edges=(OUT,))
-    stage.drain()
-    for _ in range(40):  # a consumer that serves "young" first
-        if stage.ends("young"):
-            break
-        stage.consume(uid="young")
-        stage.drain()
-    assert stage.ends("young") == [FinishReason.LENGTH]
-    for _ in range(20):
-        stage.consume()
-        stage.drain()
-    assert stage.outcomes["old"].tokens == expected("old", 12, 9)
-    assert stage.outcomes["young"].tokens == expected("young", 10, 9)
-    stage.check_empty()
-
-
-def test_a_new_request_does_not_push_out_a_parked_one() -> None:
-    """It can wait: none of its chunks is needed by anybody yet."""
-    stage = full(max_num_seqs=1)
-    stage.submit("b", max_tokens=2)
-    stage.drain(5)
-    assert stage.scheduler.requests["a"].num_preemptions == 0
 
 
 # --- a session that produces ----------------------------------------------------------------------
@@ -400,7 +298,7 @@ def test_a_segment_begins_when_the_edge_has_room(cls: type[ARScheduler], queued:
     length = 5 + last - 1 + 3
     told = stage.outcomes["s"].by_epoch[1]
     assert told
-    assert told == expected("s", length, len(told))
+    assert told == sampled("s", length, len(told))
     stage.consume()
     stage.abort("s")
     stage.drain()

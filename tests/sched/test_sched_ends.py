@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from sched_engine import OUT, Stage, logprobs_for, plan
+from sched_core import logprobs_for
+from sched_engine import OUT, Stage, plan
 from vllm.v1.engine import FinishReason
 from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
 from vllm.v1.request import RequestStatus

@@ -133,7 +133,7 @@ class GenerationMachine(RuleBasedStateMachine):
 
     @rule()
     def preempt_everything(self) -> None:
-        self.stage.scheduler.drop_blocks()
+        self.stage.scheduler.give_up_blocks()
         self.stage.scheduler.reset_prefix_cache(True)
 
     @invariant()

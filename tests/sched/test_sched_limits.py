@@ -1,4 +1,4 @@
-"""Requests that a stage cannot serve: too large for its cache, or preempted where that is the end."""
+"""Requests that a stage cannot serve: too large for its cache, or not to be computed again."""
 
 from __future__ import annotations
 

@@ -12,7 +12,8 @@ from typing import ClassVar
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from sched_engine import OUT, Answer, Stage, plan, token_at
+from sched_core import token_at
+from sched_engine import OUT, Answer, Stage, plan
 from vllm.v1.engine import FinishReason
 
 from antiphon.errors import PayloadError, StageStepError

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
-from sched_engine import Stage, token_at
+from sched_core import sampled, token_at
+from sched_engine import Stage
 from sched_worker import OUT
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import FinishReason
-from vllm.v1.request import RequestStatus
 
-from antiphon.core.budget import EdgeLimits
 from antiphon.core.prompt_plan import PromptUpdate, UpdateKind
 from antiphon.core.tickets import Ended, Ticket
 from antiphon.errors import EmptyInputError, InputTooLongError, InvalidRequestError
@@ -23,23 +20,10 @@ BOTH = pytest.mark.parametrize("cls", [ARScheduler, AsyncARScheduler], ids=["syn
 EXTEND, REPLACE, WINDOW = UpdateKind.EXTEND, UpdateKind.REPLACE, UpdateKind.WINDOW
 
 
-def sampled(prompt: int, count: int) -> list[int]:
-    """What session "s" samples after a prompt of this length."""
-    return [token_at("s", prompt + i) for i in range(count)]
-
-
 def params(max_tokens: int, *stops: int, logprobs: int | None = None) -> SamplingParams:
     made = SamplingParams(max_tokens=max_tokens, stop_token_ids=list(stops), logprobs=logprobs)
     made.update_from_generation_config({}, None)
     return made
-
-
-def until(stage: Stage, condition: Callable[[], object], limit: int = 60) -> None:
-    for _ in range(limit):
-        if condition():
-            return
-        stage.step()
-    raise AssertionError("it did not happen")
 
 
 # --- segments -------------------------------------------------------------------------------------
@@ -124,7 +108,7 @@ def test_each_kind_of_update_makes_the_prompt_it_says(
     stage.update("s", 1, 70, 71, kind=kind, keep=keep)
     stage.drain()
     assert stage.worker.prompts["s", 1] == expected
-    assert stage.outcomes["s"].by_epoch[1] == sampled(len(expected), 2)
+    assert stage.outcomes["s"].by_epoch[1] == sampled("s", len(expected), 2)
     assert stage.held_blocks() == (len(expected) + 1 + 3) // 4
 
 
@@ -135,8 +119,8 @@ def test_an_update_without_tokens_samples_the_last_one_again(cls: type[ARSchedul
     stage.drain()
     stage.update("s", 1)
     stage.drain()
-    assert stage.worker.prompts["s", 1] == [1, 2, 3, 4, *sampled(4, 2)]
-    assert stage.outcomes["s"].by_epoch[1] == sampled(6, 3)
+    assert stage.worker.prompts["s", 1] == [1, 2, 3, 4, *sampled("s", 4, 2)]
+    assert stage.outcomes["s"].by_epoch[1] == sampled("s", 6, 3)
 
 
 @BOTH
@@ -164,7 +148,7 @@ def test_a_replacement_ends_the_running_segment_and_drops_what_is_queued(
     stage.drain()
     assert stage.segments == [SegmentEnd("s", 0, "interrupt"), SegmentEnd("s", 2, "length")]
     assert stage.worker.prompts["s", 2] == [70, 71]
-    assert stage.outcomes["s"].by_epoch[2] == sampled(2, 9)
+    assert stage.outcomes["s"].by_epoch[2] == sampled("s", 2, 9)
     assert 1 not in stage.outcomes["s"].by_epoch
 
 
@@ -176,8 +160,8 @@ def test_each_segment_has_its_own_parameters(cls: type[ARScheduler]) -> None:
     stage.update("s", 1, 60, params=params(5, token_at("s", 8)))
     stage.update("s", 2, 61)
     stage.drain()
-    assert stage.outcomes["s"].by_epoch[0] == sampled(4, 3)
-    assert stage.outcomes["s"].by_epoch[1] == sampled(7, 2)
+    assert stage.outcomes["s"].by_epoch[0] == sampled("s", 4, 3)
+    assert stage.outcomes["s"].by_epoch[1] == sampled("s", 7, 2)
     assert len(stage.outcomes["s"].by_epoch[2]) in (1, 5)
     assert [end.reason for end in stage.segments][:2] == ["length", "stop"]
 
@@ -244,10 +228,10 @@ def test_an_update_that_does_not_fit_ends_the_session(cls: type[ARScheduler], qu
     stage.submit("s", 20, session=True, max_tokens=5)
     stage.submit("other", max_tokens=12)
     if not queued:
-        until(stage, lambda: stage.segments)
+        stage.until(lambda: stage.segments)
     stage.update("s", 1, *[1] * 40)
     stage.drain()
-    assert stage.outcomes["s"].tokens == sampled(20, 5)
+    assert stage.outcomes["s"].tokens == sampled("s", 20, 5)
     assert stage.ends("s") == [FinishReason.ERROR]
     assert stage.error_code("s") == InputTooLongError.code
     assert stage.ends("other") == [FinishReason.LENGTH]
@@ -270,10 +254,10 @@ def test_the_models_length_ends_a_segment_and_not_the_session(cls: type[ARSchedu
     stage = Stage(cls, max_model_len=16)
     stage.submit("s", 12, session=True, max_tokens=50)
     stage.drain()
-    assert stage.outcomes["s"].tokens == sampled(12, 4)
+    assert stage.outcomes["s"].tokens == sampled("s", 12, 4)
     stage.update("s", 1, 1, 2, 3, kind=WINDOW, keep=5)
     stage.drain()
-    assert stage.outcomes["s"].by_epoch[1] == sampled(8, 8)
+    assert stage.outcomes["s"].by_epoch[1] == sampled("s", 8, 8)
     assert [end.reason for end in stage.segments] == ["length", "length"]
 
 
@@ -303,192 +287,7 @@ def test_updates_that_cannot_be_are_refused() -> None:
 # --- interruption ---------------------------------------------------------------------------------
 
 
-def in_state(cls: type[ARScheduler], state: str) -> Stage:
-    """Session "s" beside another request, in the state in which it is to be interrupted."""
-    limits = EdgeLimits(request_chunks=2) if state == "held" else None
-    crowd = state == "preempted"
-    stage = Stage(
-        cls,
-        limits=limits,
-        block_size=4,
-        num_blocks=11 if crowd else 60,
-        max_model_len=64,
-        max_num_batched_tokens=8,
-    )
-    stage.submit("other", 8, max_tokens=14)
-    edges = (OUT,) if state == "held" else ()
-    stage.submit("s", 12, session=True, max_tokens=10, edges=edges)
-    session = stage.scheduler.requests["s"]
-    match state:
-        case "prefill":
-            until(stage, lambda: 0 < session.num_computed_tokens < 12)
-        case "decode":
-            until(stage, lambda: len(stage.outcomes["s"].tokens) == 3)
-        case "preempted":
-            until(stage, lambda: session.status is RequestStatus.PREEMPTED)
-        case "held":
-            until(stage, lambda: stage.scheduler.parking.held)
-    return stage
-
-
-@BOTH
-@pytest.mark.parametrize("during", [False, True], ids=["between steps", "during a step"])
-@pytest.mark.parametrize("then", ["at once", "later", "queued", "replace"])
-@pytest.mark.parametrize("state", ["new", "prefill", "decode", "preempted", "held"])
-def test_a_segment_can_be_interrupted_in_every_state(
-    cls: type[ARScheduler], state: str, then: str, during: bool
-) -> None:
-    """C41, C42, C103: with 0, 1 or 2 frames in flight. Nothing of the segment is reported after the
-    interruption, nothing of the next one is lost.
-    """
-    stage = in_state(cls, state)
-    session = stage.scheduler.requests["s"]
-    seen: list[int] = []
-    called = []
-
-    def interrupt() -> None:
-        called.append(True)
-        if then == "queued":
-            stage.update("s", 1, 90, 91)
-        seen.extend(list(session.all_token_ids)[: max(12, session.num_tokens - 1)])
-        if then == "replace":
-            stage.update("s", 1, 90, 91, kind=REPLACE)
-            seen.clear()
-        else:
-            assert stage.interrupt("s")
-        if then == "at once":
-            stage.update("s", 1, 90, 91)
-
-    if during:
-        stage.step(before_update=interrupt)
-        if not called:  # asynchronously the first step processes nothing
-            stage.step(before_update=interrupt)
-    else:
-        interrupt()
-    told = list(stage.outcomes["s"].by_epoch.get(0, []))
-    if then == "later":
-        stage.drain()
-        stage.update("s", 1, 90, 91)
-    if state == "held":
-        stage.consume()
-    stage.drain()
-    for _ in range(20):
-        stage.consume()
-        stage.drain()
-    assert stage.outcomes["s"].by_epoch.get(0, []) == told
-    assert stage.worker.prompts["s", 1] == [*seen, 90, 91]
-    assert stage.outcomes["s"].by_epoch[1] == sampled(len(seen) + 2, 10)
-    assert stage.segments[0] == SegmentEnd("s", 0, "interrupt")
-    assert stage.ends("other") == [FinishReason.LENGTH]
-    stage.abort("s")
-    stage.drain()
-    stage.check_empty()
-
-
-@BOTH
-def test_interrupting_a_session_that_rests_does_nothing(cls: type[ARScheduler]) -> None:
-    stage = Stage(cls)
-    stage.submit("s", 4, session=True, max_tokens=2)
-    stage.submit("plain")
-    stage.drain()
-    for uid in ("s", "plain", "nobody"):
-        assert not stage.interrupt(uid)
-    assert [end.reason for end in stage.segments] == ["length"]
-
-
-@BOTH
-def test_interruptions_in_a_row_lose_nothing(cls: type[ARScheduler]) -> None:
-    """C42: several segments are in flight at once."""
-    stage = Stage(cls)
-    stage.submit("s", 4, session=True, max_tokens=9)
-    for epoch in range(1, 12):
-        if epoch % 3:
-            stage.step()
-        stage.interrupt("s")
-        stage.update("s", epoch, 90 + epoch)
-    stage.drain()
-    prompt = stage.worker.prompts["s", 11]
-    assert [token for token in prompt if token > 90] == list(range(91, 102))
-    assert stage.outcomes["s"].by_epoch[11] == sampled(len(prompt), 9)
-
-
 # --- ends -----------------------------------------------------------------------------------------
 
 
-@BOTH
-@pytest.mark.parametrize(
-    "state", ["new", "prefill", "decode", "preempted", "held", "resting", "queued", "interrupted"]
-)
-def test_a_session_can_be_aborted_in_every_state(cls: type[ARScheduler], state: str) -> None:
-    """C1, C4, C67: twice, and its id can be used again."""
-    stage = in_state(cls, state)
-    if state == "queued":
-        stage.update("s", 1, 1)
-    elif state == "resting":
-        stage.interrupt("s")
-        stage.drain()
-    elif state == "interrupted":
-        until(stage, lambda: stage.outcomes["s"].tokens)
-        stage.interrupt("s")
-        stage.update("s", 1, 1)
-    stage.abort("s")
-    stage.abort("s")
-    stage.drain()
-    assert stage.ends("s") == [FinishReason.ABORT]
-    assert stage.ends("other") == [FinishReason.LENGTH]
-    assert stage.scheduler.num_waiting_for_streaming_input == 0
-    stage.check_empty()
-    stage.finished.remove("s")
-    stage.scheduler.abandon(["s"])
-    stage.submit("s", 4, session=True, max_tokens=2)
-    stage.drain()
-    assert stage.outcomes["s"].tokens == sampled(4, 2)
-
-
 # --- blocks ---------------------------------------------------------------------------------------
-
-
-@BOTH
-def test_a_session_that_rests_gives_its_blocks_to_those_that_need_them(
-    cls: type[ARScheduler],
-) -> None:
-    """C119: nobody can know how long it rests. It computes its history again when it goes on."""
-    stage = Stage(cls, block_size=4, num_blocks=8, max_model_len=64)
-    stage.submit("s", 16, session=True, max_tokens=3)
-    stage.drain()
-    stage.submit("b", 12, max_tokens=4)
-    stage.drain()
-    assert stage.ends("b") == [FinishReason.LENGTH]
-    stage.update("s", 1, 90)
-    stage.drain()
-    assert stage.outcomes["s"].by_epoch[1] == sampled(19, 3)
-
-
-@BOTH
-def test_a_session_keeps_its_blocks_while_there_are_others(cls: type[ARScheduler]) -> None:
-    stage = Stage(cls, block_size=4, num_blocks=40, max_num_seqs=1)
-    stage.submit("s", 16, session=True, max_tokens=3)
-    stage.drain()
-    held = stage.scheduler.kv_cache_manager.get_block_ids("s")
-    for number in range(4):
-        stage.submit(f"b{number}", 12, max_tokens=4)
-    stage.drain()
-    assert stage.scheduler.kv_cache_manager.get_block_ids("s") == held
-
-
-@BOTH
-def test_preemption_changes_nothing_in_a_session(cls: type[ARScheduler]) -> None:
-    """C34, C117."""
-    stage = Stage(cls, block_size=4, num_blocks=12, max_num_seqs=4, max_model_len=64)
-    for number in range(4):
-        stage.submit(f"o{number}", 6, max_tokens=12)
-    stage.submit("s", 6, session=True, max_tokens=6)
-    for epoch in range(1, 4):
-        stage.update("s", epoch, 90)
-    stage.drain(500)
-    assert stage.preemptions
-    for epoch in range(4):
-        assert stage.outcomes["s"].by_epoch[epoch] == sampled(6 + 6 * epoch, 6)
-    stage.abort("s")
-    stage.drain()
-    stage.check_empty()

@@ -14,7 +14,8 @@ from typing import ClassVar
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from sched_engine import Stage, plan, token_at
+from sched_core import token_at
+from sched_engine import Stage, plan
 from sched_worker import OUT, Answer, Given
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import FinishReason
@@ -114,6 +115,7 @@ class StreamsMachine(RuleBasedStateMachine):
     )
     def submit_stream(
         self,
+        *,
         length: int,
         rows: list[int],
         empty_end: bool,
@@ -174,6 +176,7 @@ class StreamsMachine(RuleBasedStateMachine):
     )
     def update(
         self,
+        *,
         number: int,
         kind: UpdateKind,
         length: int,
@@ -245,7 +248,7 @@ class StreamsMachine(RuleBasedStateMachine):
 
     @rule()
     def preempt_everything(self) -> None:
-        self.stage.scheduler.drop_blocks()
+        self.stage.scheduler.give_up_blocks()
         self.stage.scheduler.reset_prefix_cache(True)
 
     # --- what must hold -----------------------------------------------------------------------

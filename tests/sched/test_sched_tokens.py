@@ -4,7 +4,8 @@ conformance test check the same for every token of every request."""
 from __future__ import annotations
 
 import pytest
-from sched_engine import OUT, Stage, plan, token_at
+from sched_core import token_at
+from sched_engine import OUT, Stage, plan
 from vllm.v1.engine import FinishReason
 from vllm.v1.request import RequestStatus
 

@@ -208,7 +208,8 @@ def test_a_step_that_fails_ends_its_streams_and_no_other(talker: Driven, vocoder
     vocoder.submit("bad'", [tiny_vocoder.POISON])
     vocoder.run()
     (end,) = vocoder.endings("bad'")
-    assert end.error is not None and "fell over" in end.error.message
+    assert end.error is not None
+    assert "fell over" in end.error.message
     start(chain, "a")
     chain.run()
     assert heard(chain, "a") == tiny_vocoder.decoded(ids)

@@ -48,6 +48,9 @@ def producers(engines: EnginePool, model_a: str) -> dict[str, Driven]:
         "overlapped": engines.stage(
             producer_spec("overlapped-producer", model_a, async_scheduling=True)
         ),
+        "cramped_overlapped": engines.stage(
+            producer_spec("cramped-overlapped-producer", model_a, async_scheduling=True, **CRAMPED)
+        ),
     }
 
 
@@ -58,6 +61,9 @@ def consumers(engines: EnginePool, model_b: str) -> dict[str, Driven]:
         "cramped": engines.stage(consumer_spec("cramped-consumer", model_b, **CRAMPED)),
         "overlapped": engines.stage(
             consumer_spec("overlapped-consumer", model_b, async_scheduling=True)
+        ),
+        "cramped_overlapped": engines.stage(
+            consumer_spec("cramped-overlapped-consumer", model_b, async_scheduling=True, **CRAMPED)
         ),
     }
 
@@ -102,32 +108,23 @@ def assert_empty(chain: Chain) -> None:
     assert all(edge.chunks == 0 for edge in outflow.statistics().values())
 
 
-KINDS = pytest.mark.parametrize(
-    ("producing", "consuming"),
-    [("roomy", "roomy"), ("cramped", "cramped"), ("overlapped", "overlapped")],
-    ids=["roomy", "cramped", "overlapped"],
-)
+KINDS = pytest.mark.parametrize("kind", ["roomy", "cramped", "overlapped", "cramped_overlapped"])
 
 
 @SIZES
 @KINDS
 @pytest.mark.parametrize("batch", [1, 8])
 def test_tokens_are_those_of_transformers_for_any_chunk_size(
-    producers: dict[str, Driven],
-    consumers: dict[str, Driven],
-    model: LlamaForCausalLM,
-    producing: str,
-    consuming: str,
-    batch: int,
-    chunk: int,
+    request: pytest.FixtureRequest, model: LlamaForCausalLM, kind: str, batch: int, chunk: int
 ) -> None:
     """With preemption of both (cramped), and under asynchronous scheduling (overlapped)."""
-    chain = fresh(producers[producing], consumers[consuming])
+    stages = [request.getfixturevalue(name)[kind] for name in ("producers", "consumers")]
+    chain = fresh(*stages)
     uids = [start(chain, index, chunk=chunk) for index in range(batch)]
     chain.run()
     for uid in uids:
         check(chain, uid, model)
-    if producing == "cramped" and batch > 1:
+    if kind.startswith("cramped") and batch > 1:
         assert any(uid in chain.preempted for uid in uids)
         assert chunk == 0 or any(f"{uid}'" in chain.preempted for uid in uids)
     assert_empty(chain)

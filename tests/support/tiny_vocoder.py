@@ -104,7 +104,7 @@ class TinyVocoder(nn.Module, IsAttentionFree):
 
 
 class IdsIn:
-    """Each chunk of ids is one forward. Parameter `owes`: the model is asked for its last sample."""
+    """Each chunk of ids is one forward. Parameter `owes`: the last sample is asked for too."""
 
     def __init__(self, context: StageContext) -> None:
         pass

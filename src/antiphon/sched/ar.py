@@ -141,18 +141,7 @@ class ARMixin(StageSchedulerMixin):
         if holder is None or len(self.running) >= self.max_num_running_reqs:
             super()._make_room()
             return
-        self._take_blocks(holder)
-        self.parking.stalled = False
-
-    def give_up_blocks(self) -> None:
-        for uid, session in self._sessions.items():
-            if session.resting:
-                self._take_blocks(self.requests[uid])
-
-    def _take_blocks(self, request: Request) -> None:
-        """A session that rests computes its history again when it goes on."""
-        self._free_request_blocks(request)
-        request.num_computed_tokens = 0
+        self.parking.drop(holder)
 
     def _forget(self, uid: str) -> None:
         self._sessions.pop(uid, None)

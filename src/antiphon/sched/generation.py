@@ -109,8 +109,7 @@ class GenerationScheduler(StageSchedulerMixin, Scheduler):
 
     def _rests(self, request: Request, reason: FinishReason) -> None:
         uid = request.request_id
-        self._free_request_blocks(request)  # nothing of a chunk is needed for the next
-        request.num_computed_tokens = 0
+        self.parking.drop(request)  # nothing of a chunk is needed for the next
         match self.coordinator.ran(uid):
             case Arrival.FINISH:
                 self._finish_now([uid], RequestStatus.FINISHED_STOPPED)

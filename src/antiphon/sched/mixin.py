@@ -113,14 +113,14 @@ class StageSchedulerMixin(Scheduler):
         endings, self._endings = self._endings, []
         return [self._ending(request) for request in endings]
 
-    def drop_blocks(self) -> None:
+    def give_up_blocks(self) -> None:
         """What lies in blocks is about to be lost: requests that are in no step compute it again.
 
         Those that run are upstream's matter: a stage that falls asleep has none.
         """
-        dropped = self.parking.drop_blocks()
+        losers = self.parking.give_up_blocks()
         if not self._recomputes:
-            self._victims += dropped
+            self._victims += [uid for uid in losers if uid not in self._victims]
             self._end_victims()
 
     def in_flight(self) -> list[str]:
@@ -232,9 +232,6 @@ class StageSchedulerMixin(Scheduler):
 
     def _forget(self, uid: str) -> None:
         """The request is over."""
-
-    def give_up_blocks(self) -> None:
-        """Free the blocks of requests that rest; upstream frees those of the running ones."""
 
     def _may_run(self, uid: str) -> bool:
         """Whether nothing parks the request."""

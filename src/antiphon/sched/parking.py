@@ -69,7 +69,7 @@ class Parking:
         self._scheduler._free_request_blocks(request)
         request.num_computed_tokens = 0
 
-    def drop_blocks(self) -> list[str]:
+    def give_up_blocks(self) -> list[str]:
         """Free the blocks of all requests that are in no step; who had any."""
         scheduler = self._scheduler
         holders = [

@@ -103,10 +103,20 @@ SEAMS: tuple[Seam, ...] = (
         "running one by the step from which it is eligible, any other by leaving the queues",
         "_handle_blocked_waiting_request, which costs a look per step and request",
         (
-            Names(_SCHEDULER, "Scheduler", ("attribute kv_holding_waiting deferred_waiting",)),
+            Names(
+                _SCHEDULER,
+                "Scheduler",
+                (
+                    "attribute kv_holding_waiting deferred_waiting pause_state block_size "
+                    "max_num_running_reqs",
+                    "method _holds_kv_blocks(request)",
+                    "method _is_blocked_waiting_status(status)",
+                    "method _preempt_request(request, timestamp, drop_stale_output)",
+                ),
+            ),
+            Names("vllm.v1.core.sched.interface", "PauseState", ("attribute UNPAUSED",)),
             Names(_REQUEST, "Request", ("attribute next_decode_eligible_step",)),
             Names(_QUEUE, "RequestQueue", ("method remove_requests(requests)",)),
-            Names(_SCHED_OUTPUT, "SchedulerOutput", ("field preempted_req_ids",)),
         ),
     ),
     Seam(
@@ -210,7 +220,7 @@ SEAMS: tuple[Seam, ...] = (
                     "method _update_states(scheduler_output)",
                     "method _on_request_state_removed(req_id, req_state)",
                     "method _preprocess(scheduler_output, num_input_tokens, intermediate_tensors)",
-                    "attribute execute_model_state input_batch requests model dtype "
+                    "attribute execute_model_state input_batch requests model dtype device "
                     "query_start_loc",
                 ),
             ),
