@@ -6,11 +6,11 @@ import asyncio
 
 import numpy as np
 import pytest
+from test_voice import EMPTY, idle
 
 from antiphon import AsyncOmni, AudioChunk, Finished, OmniRequest, Session, TextDelta
 from antiphon.errors import InputTooLongError, InvalidRequestError
 from antiphon.orchestrator.api import SessionEvent
-from test_voice import EMPTY, idle
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(400)]
 
@@ -104,8 +104,8 @@ async def test_a_conversation_that_outgrows_the_model_ends(voice: AsyncOmni) -> 
     async with voice.session(modalities=("text",)) as session:
         await session.append(CAPITAL)
         await until_finished(session, 0)
+        await session.append("word " * 3000)
         with pytest.raises(InputTooLongError):
-            await session.append("word " * 3000)
             await until_finished(session, 1)
     assert await idle(voice) == EMPTY
 

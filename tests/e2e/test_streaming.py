@@ -55,6 +55,20 @@ async def test_audio_leaves_while_the_thinker_writes(voice: AsyncOmni) -> None:
     assert finished.reply.timings.continuity.chunks == len(chunks)
 
 
+async def test_edges_tell_what_is_under_way(voice: AsyncOmni) -> None:
+    """Every edge counts, and nothing stays when nobody asks for anything."""
+    before = await voice.inspect()
+    await voice.generate(OmniRequest(text="Where is Paris?"))
+    after = await voice.inspect()
+    for stage, edge in (("thinker", "speak"), ("talker", "codes")):
+        counts = after[stage].edges[edge]
+        assert counts.chunks == 0
+        assert counts.sent > before[stage].edges[edge].sent
+        assert counts.sent == counts.returned + counts.dropped
+    assert after["code2wav"].gate is not None
+    assert after["code2wav"].gate.blocked == 0
+
+
 @pytest.mark.slow
 async def test_streamed_is_what_is_made_at_once(voice: AsyncOmni, whole: AsyncOmni) -> None:
     """C18, C22: the same text, and the same sound to the sample."""

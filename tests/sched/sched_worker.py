@@ -44,6 +44,7 @@ class Worker:
     # What goes out with the next step beside the answers to its orders.
     refs: list[Ref] = field(default_factory=list)
     failures: list[tuple[str, ErrorInfo]] = field(default_factory=list)
+    retry_in_s: float | None = None
     # What the scheduler has been told: decode rows of a consumer, and those that are padded now.
     rows: Counter[str] = field(default_factory=Counter)
     padded: set[str] = field(default_factory=set)
@@ -59,7 +60,8 @@ class Worker:
             fed_back = request.num_computed_tokens - request.num_prompt_tokens
             if uid in self.rows and uid not in self.padded:
                 assert fed_back <= self.rows[uid], f"{uid} is computed without its row"
-        news = StageNews(refs=[*self.refs], failed=[*self.failures])
+        news = StageNews([], [*self.refs], [*self.failures], self.retry_in_s)
+        self.retry_in_s = None
         self.refs.clear()
         self.failures.clear()
         if work:

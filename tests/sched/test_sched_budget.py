@@ -16,6 +16,7 @@ from antiphon.core.gate import GateState
 from antiphon.errors import StageStepError
 from antiphon.payload.ref import Ref
 from antiphon.sched.ar import ARScheduler, AsyncARScheduler
+from antiphon.testing.clock import ManualClock
 
 BOTH = pytest.mark.parametrize("cls", [ARScheduler, AsyncARScheduler], ids=["sync", "async"])
 
@@ -170,6 +171,37 @@ def test_a_prompt_in_portions_is_parked_too(cls: type[ARScheduler]) -> None:
     stage.check_empty()
 
 
+# --- what cannot be stored yet --------------------------------------------------------------------
+
+
+@BOTH
+def test_a_retry_is_ordered_when_it_is_due(cls: type[ARScheduler]) -> None:
+    """Nobody polls for it: the engine sleeps, and a step of its own carries the order."""
+    clock = ManualClock()
+    stage = Stage(cls, limits=TWO, clock=clock)
+    stage.submit("a", max_tokens=1, edges=(OUT,))
+    stage.worker.retry_in_s = 2.0
+    stage.drain()
+    assert stage.scheduler.next_due() == 2.0
+    clock.advance(1.9)
+    assert not stage.has_work
+    clock.advance(0.1)
+    before = len(stage.works)
+    stage.drain()
+    assert [work.retry for work in stage.works[before:]] == [True]
+    assert stage.scheduler.next_due() is None
+
+
+def test_the_earliest_retry_counts() -> None:
+    clock = ManualClock()
+    stage = Stage(limits=TWO, clock=clock)
+    stage.submit("a", max_tokens=9, edges=(OUT,))
+    for delay in (5.0, 2.0, 4.0):
+        stage.worker.retry_in_s = delay
+        stage.step()
+    assert stage.scheduler.next_due() == 2.0
+
+
 # --- starved and full -----------------------------------------------------------------------------
 
 
@@ -256,9 +288,6 @@ def test_chunks_of_a_request_that_has_ended_park_nobody(cls: type[ARScheduler]) 
     assert stage.scheduler.coordinator.outflow.statistics()[OUT].blocked == 0
 
 
-# --- preemption, seats ----------------------------------------------------------------------------
-
-
 # --- a session that produces ----------------------------------------------------------------------
 
 
@@ -294,6 +323,7 @@ def test_a_segment_begins_when_the_edge_has_room(cls: type[ARScheduler], queued:
     assert [end.epoch for end in stage.segments] == [0]
     assert 1 not in stage.outcomes["s"].by_epoch
     stage.consume()
+    assert [request.request_id for request in stage.scheduler.kv_holding_waiting] == ["s"]
     stage.drain()
     length = 5 + last - 1 + 3
     told = stage.outcomes["s"].by_epoch[1]

@@ -173,3 +173,30 @@ def test_preemption_changes_nothing_in_a_session(cls: type[ARScheduler]) -> None
     stage.abort("s")
     stage.drain()
     stage.check_empty()
+
+
+@BOTH
+@pytest.mark.parametrize("during", [False, True], ids=["between steps", "during a step"])
+def test_a_segment_of_which_nothing_counts_keeps_no_block(
+    cls: type[ARScheduler], during: bool
+) -> None:
+    """Its only token is in flight. The next one may find more of its prompt in the prefix cache
+    than that token's block.
+    """
+    stage = Stage(cls, block_size=4, enable_prefix_caching=True)
+    stage.submit("other", 13, max_tokens=1)
+    stage.drain()
+    stage.submit("s", 1, session=True, max_tokens=9)
+    if during:
+        stage.step(before_update=lambda: stage.interrupt("s"))
+    else:
+        stage.step()
+    stage.interrupt("s")
+    stage.update("s", 1, *range(2, 14))
+    stage.drain()
+    prompt = stage.worker.prompts["s", 1]
+    assert prompt[:13] == list(range(1, 14))
+    assert stage.outcomes["s"].by_epoch[1] == sampled("s", len(prompt), 9)
+    stage.abort("s")
+    stage.drain()
+    stage.check_empty()

@@ -15,6 +15,7 @@ from antiphon.errors import EmptyInputError, InputTooLongError, InvalidRequestEr
 from antiphon.sched.ar import ARScheduler, AsyncARScheduler
 from antiphon.sched.events import SegmentEnd
 from antiphon.sched.sessions import MAX_QUEUED, SessionUpdate
+from factory import make_request
 
 BOTH = pytest.mark.parametrize("cls", [ARScheduler, AsyncARScheduler], ids=["sync", "async"])
 EXTEND, REPLACE, WINDOW = UpdateKind.EXTEND, UpdateKind.REPLACE, UpdateKind.WINDOW
@@ -103,9 +104,11 @@ def test_each_kind_of_update_makes_the_prompt_it_says(
     cls: type[ARScheduler], kind: UpdateKind, keep: int, expected: list[int]
 ) -> None:
     stage = Stage(cls, block_size=4)
-    stage.submit("s", 4, session=True, max_tokens=2)
+    session = stage.submit("s", 4, session=True, max_tokens=2)
     stage.drain()
     stage.update("s", 1, 70, 71, kind=kind, keep=keep)
+    twin = make_request("twin", tokens=expected, block_size=4)
+    assert session.block_hashes == twin.block_hashes
     stage.drain()
     assert stage.worker.prompts["s", 1] == expected
     assert stage.outcomes["s"].by_epoch[1] == sampled("s", len(expected), 2)
@@ -239,6 +242,18 @@ def test_an_update_that_does_not_fit_ends_the_session(cls: type[ARScheduler], qu
 
 
 @BOTH
+def test_an_update_that_no_cache_could_hold_ends_the_session(cls: type[ARScheduler]) -> None:
+    """C13. It would wait for blocks that do not exist."""
+    stage = Stage(cls, block_size=4, num_blocks=8, max_model_len=64)
+    stage.submit("s", 12, session=True, max_tokens=5)
+    stage.drain()
+    stage.update("s", 1, *[1] * 20)
+    stage.drain()
+    assert stage.error_code("s") == InputTooLongError.code
+    stage.check_empty()
+
+
+@BOTH
 def test_a_session_may_be_emptied_by_no_update(cls: type[ARScheduler]) -> None:
     stage = Stage(cls)
     stage.submit("s", 4, session=True, max_tokens=2)
@@ -282,12 +297,3 @@ def test_updates_that_cannot_be_are_refused() -> None:
         update("s", SessionUpdate(999, PromptUpdate(EXTEND, (1,))))
     stage.drain()
     assert len(stage.segments) == 1 + MAX_QUEUED
-
-
-# --- interruption ---------------------------------------------------------------------------------
-
-
-# --- ends -----------------------------------------------------------------------------------------
-
-
-# --- blocks ---------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from sched_worker import Given
 from vllm.v1.engine import FinishReason
 from vllm.v1.request import RequestStatus
 
+from antiphon.core.chunks import MAX_AHEAD
 from antiphon.core.gate import GateState
 from antiphon.errors import AdapterError, PayloadError, StageInputTimeout
 from antiphon.sched.ar import ARScheduler, AsyncARScheduler
@@ -196,6 +197,32 @@ def test_a_gap_of_one_request_holds_up_no_other(cls: type[ARScheduler]) -> None:
     assert stage.ends("a") == []
 
 
+def test_a_gap_that_never_closes_ends_its_request() -> None:
+    """Chunks that wait are bounded; all of them are given back."""
+    stage = talking(rows=1)
+    for seq in range(2, MAX_AHEAD + 3):
+        stage.deliver("a", 1, seq=seq, end=False)
+    stage.drain()
+    assert stage.error_code("a") == PayloadError.code
+    assert len(stage.used) == len(stage.delivered)
+    stage.check_empty()
+
+
+@pytest.mark.parametrize("epoch", [0, 2])
+def test_a_chunk_of_another_segment_is_dropped(epoch: int) -> None:
+    """Late news of an interrupted producer, or of its next segment, are not this request's."""
+    stage = Stage()
+    stage.submit("a", stream=True, epoch=1)
+    stage.deliver("a", Given(PROMPT, 9), epoch=epoch)
+    stage.drain()
+    assert stage.fetched == []
+    assert stage.used == [f"key-a-{epoch}-0"]
+    stage.deliver("a", Given(PROMPT, 9), epoch=1)
+    stage.drain()
+    assert stage.ends("a") == [FinishReason.LENGTH]
+    stage.check_empty()
+
+
 def test_a_chunk_behind_the_end_is_freed() -> None:
     stage = talking()
     late = stage.deliver("a", 1, seq=5, end=False)
@@ -258,9 +285,6 @@ def test_the_end_of_a_request_gives_back_all_of_its_chunks_once(
     stage.drain()
     assert sorted(stage.used) == [f"key-a-0-{seq}" for seq in (0, 1, 2, 3, 7)]
     stage.check_empty()
-
-
-# --- preemption -----------------------------------------------------------------------------------
 
 
 # --- deadlines ------------------------------------------------------------------------------------
@@ -338,4 +362,16 @@ def test_a_stop_token_in_flight_ends_a_starving_request(cls: type[ARScheduler]) 
     stage.check_empty()
 
 
-# --- any pattern ----------------------------------------------------------------------------------
+def test_streams_share_no_cached_block() -> None:
+    """Their tokens depend on rows, which no key knows; plain prompts are found as ever."""
+    stage = Stage(enable_prefix_caching=True, block_size=4)
+    cached = {}
+    for uid, stream in (("a", True), ("b", True), ("c", False), ("d", False)):
+        stage.submit(uid, gated=True, stream=stream, max_tokens=1)
+        stage.deliver(uid, plan(*range(1, 10)))
+        while stage.has_work:
+            done = stage.step()
+            if done.scheduled is not None:
+                new = done.scheduled.scheduled_new_reqs
+                cached |= {each.req_id: each.num_computed_tokens for each in new}
+    assert cached == {"a": 0, "b": 0, "c": 0, "d": 8}

@@ -67,6 +67,7 @@ class StreamsMachine(RuleBasedStateMachine):
     """A small pool and few seats, so that requests are preempted all the time."""
 
     scheduler_class: ClassVar[type[ARScheduler | AsyncARScheduler]] = ARScheduler
+    policy: ClassVar[str] = "fcfs"
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,14 +81,21 @@ class StreamsMachine(RuleBasedStateMachine):
             max_num_seqs=3,
             max_num_batched_tokens=12,
             max_model_len=MAX_MODEL_LEN,
+            policy=self.policy,
+            enable_prefix_caching=self.policy == "priority",  # one of the two has a cache as well
         )
         self.inputs: dict[str, Input] = {}
         self.talks: dict[str, Talk] = {}
+        self.routed: set[str] = set()
         self.uids: list[str] = []
 
     def new_uid(self, kind: str) -> str:
         self.uids.append(f"{kind}{len(self.uids)}")
         return self.uids[-1]
+
+    def edges(self, uid: str, routed: bool) -> tuple[str, ...]:
+        self.routed |= {uid} if routed else set()
+        return (OUT,) if routed else ()
 
     def uid(self, number: int) -> str:
         """One of the requests so far, ended ones included."""
@@ -98,12 +106,17 @@ class StreamsMachine(RuleBasedStateMachine):
 
     # --- requests -----------------------------------------------------------------------------
 
-    @rule(length=st.integers(1, 20), max_tokens=st.integers(1, 9), routed=st.booleans())
-    def submit(self, length: int, max_tokens: int, routed: bool) -> None:
+    @rule(
+        length=st.integers(1, 20),
+        max_tokens=st.integers(1, 9),
+        routed=st.booleans(),
+        priority=st.integers(0, 2),
+    )
+    def submit(self, length: int, max_tokens: int, routed: bool, priority: int) -> None:
         uid = self.new_uid("plain")
         self.inputs[uid] = Input(length, [], False)
-        edges = (OUT,) if routed else ()
-        self.stage.submit(uid, length, max_tokens=max_tokens, edges=edges)
+        edges = self.edges(uid, routed)
+        self.stage.submit(uid, length, max_tokens=max_tokens, edges=edges, priority=priority)
 
     @rule(
         length=st.integers(1, 14),
@@ -126,8 +139,15 @@ class StreamsMachine(RuleBasedStateMachine):
         uid = self.new_uid("stream")
         first = Given(plan(*range(1, length + 1)), rows[0])
         self.inputs[uid] = Input(length, [first, *rows[1:]], empty_end)
-        edges = (OUT,) if routed else ()
-        self.stage.submit(uid, stream=True, timeout_s=timeout, max_tokens=max_tokens, edges=edges)
+        edges = self.edges(uid, routed)
+        self.stage.submit(
+            uid,
+            stream=True,
+            timeout_s=timeout,
+            max_tokens=max_tokens,
+            edges=edges,
+            priority=len(rows) % 3,
+        )
 
     @rule(
         length=st.integers(1, 10),
@@ -141,7 +161,7 @@ class StreamsMachine(RuleBasedStateMachine):
         uid = self.new_uid("session")
         tokens = list(range(1, length + 1))
         self.talks[uid] = Talk(tokens)
-        edges = (OUT,) if routed else ()
+        edges = self.edges(uid, routed)
         self.stage.submit(
             uid, tokens=tokens, session=True, max_tokens=max_tokens, edges=edges, logprobs=logprobs
         )
@@ -279,6 +299,7 @@ class StreamsMachine(RuleBasedStateMachine):
             outcome = stage.outcomes[uid]
             count = len(outcome.tokens)
             assert outcome.tokens == [token_at(uid, given.prompt + i) for i in range(count)]
+            assert stage.updates(uid) == (outcome.tokens if uid in self.routed else [])
             assert (outcome.ends == [FinishReason.ERROR]) == (outcome.error is not None)
 
     def check_session(self, uid: str) -> None:
@@ -294,6 +315,7 @@ class StreamsMachine(RuleBasedStateMachine):
             previous = outcome.by_epoch.get(epoch, [])
             assert stage.worker.prompts.get((uid, epoch), prompt) == prompt
             assert previous == [token_at(uid, len(prompt) + i) for i in range(len(previous))]
+        assert stage.updates(uid) == (outcome.tokens if uid in self.routed else [])
         if uid in stage.scheduler.requests:
             assert ended[-1] == max(talk.updates, default=0)  # nothing that was taken is forgotten
         elif outcome.ends == [FinishReason.ERROR]:
@@ -307,9 +329,16 @@ class AsyncStreamsMachine(StreamsMachine):
     scheduler_class = AsyncARScheduler
 
 
+class PriorityStreamsMachine(AsyncStreamsMachine):
+    """The lowest priority is preempted first, whatever its place."""
+
+    policy = "priority"
+
+
 TestSync = StreamsMachine.TestCase
 TestAsync = AsyncStreamsMachine.TestCase
-TestSync.settings = TestAsync.settings = settings(
+TestPriority = PriorityStreamsMachine.TestCase
+TestSync.settings = TestAsync.settings = TestPriority.settings = settings(
     max_examples=40,
     stateful_step_count=50,
     deadline=None,

@@ -10,6 +10,9 @@ from multiprocessing.connection import Connection
 import msgspec
 import pytest
 
+from antiphon.core.budget import EdgeBudget, EdgeLimits
+from antiphon.core.gate import Gate
+from antiphon.core.prompt_plan import UpdateKind
 from antiphon.errors import ErrorInfo
 from antiphon.payload.ref import FieldSpec, Layout, Ref
 from antiphon.stage.messages import (
@@ -23,6 +26,8 @@ from antiphon.stage.messages import (
     Failed,
     Inspect,
     Inspection,
+    Interrupt,
+    Interrupted,
     Output,
     Ready,
     Sleep,
@@ -32,14 +37,21 @@ from antiphon.stage.messages import (
     Stopped,
     Submit,
     Tensor,
+    Update,
+    Used,
     Wake,
 )
 from antiphon.stage.wire import Channel
+from antiphon.testing.clock import ManualClock
 
 REF = Ref("a.0", "codes", 2, True, "k", 9, (FieldSpec("ids", Layout.PER_TOKEN, "int32", (3,)),), 1)
 COMMANDS: list[Command] = [
     Submit("a", [1, 2], {"max_tokens": 3, "stop_token_ids": [4]}, ("e",), "w", 1.5, {"x": True}, 2),
+    Submit("s", [1], {"max_tokens": 3}, session=True, epoch=1),
     Deliver([("a", REF), ("b", Ref("c", "e", 0, end=True))]),
+    Used("codes", ["k", "l"]),
+    Update("s", 2, UpdateKind.WINDOW, [3], 8, {"temperature": 0.5}),
+    Interrupt("s", 6),
     Discard(["k"]),
     Abort(["a", "b"], 7),
     Sleep(1, 8),
@@ -52,9 +64,17 @@ EVENTS: list[Event] = [
     Starting("loading"),
     Ready(8, 9, 32, 0.5, "0.32.0"),
     Step([Output("a", [1], Tensor("float32", (2, 3), 0), "stop", 5, ErrorInfo("x", "y"))], [REF]),
+    Step([Output("s", epoch=2, segment_finish="interrupt")], [], {"codes": ["k"]}),
+    Interrupted("s", 6),
     Aborted(["a"], 7),
     Acknowledged(8, 1 << 40, None),
     Inspection(1, 2, 3, 4, 5, 6, 7, 8, ErrorInfo("integrity", "no")),
+    Inspection(
+        1,
+        *range(2, 9),
+        edges={"codes": EdgeBudget(EdgeLimits()).statistics()},
+        gate=Gate(ManualClock()).statistics(),
+    ),
     Failed(ErrorInfo("stage_start", "no model")),
     Stopped(),
 ]

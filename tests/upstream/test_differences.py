@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,14 +12,17 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import FinishReason
 from vllm.v1.outputs import LogprobsLists
+from vllm.v1.request import Request, RequestStatus
 
-from antiphon.core.prompt_plan import PromptPlan
+from antiphon.core.prompt_plan import PromptPlan, PromptUpdate, UpdateKind
 from antiphon.core.tickets import Arrived, StageNews
 from antiphon.errors import StageStepError
-from antiphon.sched.ar import ARScheduler, AsyncARScheduler
+from antiphon.sched.ar import ARMixin, ARScheduler, AsyncARScheduler
 from antiphon.sched.coordinator import Wait
+from antiphon.sched.events import SegmentEnd
 from antiphon.sched.generation import GenerationScheduler
 from antiphon.sched.mixin import StageSchedulerMixin
+from antiphon.sched.sessions import SessionUpdate
 from antiphon.upstream.envelopes import with_news, work_of
 from factory import make_output, make_request, make_scheduler, step
 
@@ -27,22 +31,51 @@ BOTH = pytest.mark.parametrize(
 )
 
 
-def _add_gated(scheduler: StageSchedulerMixin, uid: str, arrival: float = 0.0) -> None:
+def _add_gated(
+    scheduler: StageSchedulerMixin, uid: str, arrival: float = 0.0, *, stream: bool = False
+) -> None:
     scheduler.coordinator.expect(
-        uid, wait=Wait("edge", 0.0), edges=(), params={}, num_prompt_tokens=1
+        uid, wait=Wait("edge", 0.0, stream), edges=(), params={}, num_prompt_tokens=1
     )
-    scheduler.add_request(make_request(uid, 1, arrival_time=arrival))
+    pools = not scheduler.samples
+    scheduler.add_request(
+        make_request(uid, 1, arrival_time=arrival, pooling=pools, resumable=pools)
+    )
 
 
-def _plan(scheduler: StageSchedulerMixin, uid: str, num_tokens: int) -> SchedulerOutput:
-    """One step in which the worker answers with the prompt of a gated request."""
+def _add_session(scheduler: ARMixin, uid: str, n: int = 10, **kw: Any) -> Request:
+    request = make_request(uid, n, resumable=True, **kw)
+    scheduler.coordinator.expect(uid, wait=None, edges=(), params={}, num_prompt_tokens=n)
+    scheduler.add_request(request)
+    scheduler.open_session(uid, 0)
+    return request
+
+
+def _plan(
+    scheduler: StageSchedulerMixin, uid: str, n: int, *, last: bool = True
+) -> SchedulerOutput:
+    """One step in which the worker answers with a prompt for a request that waits."""
     scheduled = scheduler.schedule()
-    plan = PromptPlan(tuple(range(1, num_tokens + 1)))
-    answer = with_news(
-        make_output(scheduled, scheduler=scheduler), StageNews([Arrived(uid, "key", True, plan)])
-    )
-    scheduler.update_from_output(scheduled, answer)
+    pool = None if scheduler.samples else _pooled
+    output = make_output(scheduled, scheduler=scheduler, pooler_fn=pool)
+    plan = PromptPlan(tuple(range(1, n + 1)))
+    news = StageNews([Arrived(uid, "key", last, plan)])
+    scheduler.update_from_output(scheduled, with_news(output, news))
     return scheduled
+
+
+def _pooled(_uid: str) -> torch.Tensor:
+    return torch.ones(1)
+
+
+def _starving(**kw: Any) -> StageSchedulerMixin:
+    """A scheduler whose request "a" has sampled a token, and lacks the row to feed it back."""
+    scheduler = make_scheduler(ARScheduler, enable_prefix_caching=False, **kw)
+    _add_gated(scheduler, "a", stream=True)
+    _plan(scheduler, "a", 7, last=False)
+    step(scheduler)
+    assert step(scheduler)[0].num_scheduled_tokens == {}
+    return scheduler
 
 
 @BOTH
@@ -148,3 +181,116 @@ def test_a_generation_input_is_not_overtaken_by_a_smaller_one() -> None:
         for _ in range(2)
     ]
     assert steps == [{"a": 10}, {"b": 10, "c": 4}]
+
+
+# --- streams --------------------------------------------------------------------------------------
+
+
+def test_a_held_running_request_is_passed_over() -> None:
+    """It keeps its place, its blocks and its seat."""
+    scheduler = _starving()
+    scheduler.add_request(make_request("b"))
+    assert list(step(scheduler)[0].num_scheduled_tokens) == ["b"]
+    assert list(step(scheduler)[0].num_scheduled_tokens) == ["b"]
+    assert [request.request_id for request in scheduler.running] == ["a", "b"]
+    assert scheduler.kv_cache_manager.get_block_ids("a") != ([],)
+
+
+def test_a_preempted_held_request_leaves_the_queue() -> None:
+    """Upstream puts it to the front, where it would be looked at in every step."""
+    scheduler = make_scheduler(
+        ARScheduler, enable_prefix_caching=False, block_size=4, num_blocks=7, max_model_len=64
+    )
+    scheduler.add_request(make_request("b", 8, max_tokens=14, block_size=4))
+    _add_gated(scheduler, "a", stream=True)
+    _plan(scheduler, "a", 7, last=False)
+    while scheduler.requests["a"].num_preemptions == 0:
+        step(scheduler)
+    assert scheduler.get_request_counts() == (1, 0)
+    assert list(step(scheduler)[0].num_scheduled_tokens) == ["b"]
+
+
+def test_an_engine_that_can_schedule_nothing_sleeps() -> None:
+    """The only seat belongs to a request that is passed over; upstream would step in vain."""
+    scheduler = _starving(max_num_seqs=1)
+    assert not scheduler.has_requests()
+    scheduler.add_request(make_request("b"))
+    assert scheduler.has_requests()
+    assert step(scheduler)[0].num_scheduled_tokens == {}
+    assert not scheduler.has_requests()
+    assert scheduler.get_num_unfinished_requests() == 2
+    scheduler.finish_requests("a", RequestStatus.FINISHED_ABORTED)
+    assert list(step(scheduler)[0].num_scheduled_tokens) == ["b"]
+
+
+def test_a_generation_stream_runs_its_request_again() -> None:
+    """Once per chunk; later ones at the end of the queue."""
+    scheduler = make_scheduler(GenerationScheduler, max_num_batched_tokens=8)
+    for uid, arrival in (("a", 1.0), ("b", 2.0)):
+        _add_gated(scheduler, uid, arrival, stream=True)
+    _plan(scheduler, "b", 5, last=False)
+    steps = [_plan(scheduler, "a", 4, last=False), _plan(scheduler, "b", 6, last=False)]
+    steps += [step(scheduler, pooler_fn=_pooled)[0] for _ in range(2)]
+    assert [scheduled.num_scheduled_tokens for scheduled in steps] == [
+        {"b": 5},
+        {"a": 4},
+        {"b": 6},
+        {},
+    ]
+    assert list(scheduler.requests) == ["a", "b"]
+
+
+# --- sessions -------------------------------------------------------------------------------------
+
+
+@BOTH
+def test_a_session_rests_outside_the_queues(cls: type[ARMixin], overlap: bool) -> None:
+    """Upstream counts it among those that wait, and as one that runs, for its seat's sake."""
+    scheduler = make_scheduler(cls, async_scheduling=overlap)
+    _add_session(scheduler, "s", max_tokens=1)
+    (out,) = step(scheduler)[1][0].outputs
+    assert (out.new_token_ids, out.finish_reason) == ([7], None)
+    assert scheduler.get_request_counts() == (0, 0)
+    assert scheduler.num_waiting_for_streaming_input == 0
+    assert scheduler.coordinator.take_events().segments == [SegmentEnd("s", 0, "length")]
+    assert not scheduler.has_requests()
+
+
+def test_a_session_that_rests_makes_room() -> None:
+    scheduler = make_scheduler(
+        ARScheduler, enable_prefix_caching=False, block_size=4, num_blocks=6, max_model_len=64
+    )
+    session = _add_session(scheduler, "s", 11, max_tokens=1, block_size=4)
+    step(scheduler)
+    scheduler.add_request(make_request("b", 12, block_size=4))
+    steps = [step(scheduler)[0].num_scheduled_tokens for _ in range(2)]
+    assert steps == [{}, {"b": 12}]
+    assert session.num_computed_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "prompt"),
+    [(UpdateKind.REPLACE, [70, 71]), (UpdateKind.WINDOW, [9, 10, 70, 71])],
+)
+def test_an_update_may_replace_the_prompt(kind: UpdateKind, prompt: list[int]) -> None:
+    scheduler = make_scheduler(ARScheduler)
+    session = _add_session(scheduler, "s", max_tokens=1)
+    step(scheduler)
+    update = PromptUpdate(kind, (70, 71), keep=2)
+    scheduler.update_session("s", SessionUpdate(1, update))
+    assert session.prompt_token_ids == prompt
+    (new,) = step(scheduler)[0].scheduled_new_reqs
+    assert (new.prompt_token_ids, new.num_computed_tokens) == (prompt, 0)
+
+
+def test_a_segment_can_be_interrupted() -> None:
+    """What is in flight of it is dropped; the session goes on."""
+    scheduler = make_scheduler(AsyncARScheduler, async_scheduling=True)
+    session = _add_session(scheduler, "s", max_tokens=9)
+    scheduled = scheduler.schedule()
+    output = make_output(scheduled, 7, scheduler=scheduler)
+    assert scheduler.interrupt("s")
+    scheduler.update_session("s", SessionUpdate(1, PromptUpdate(UpdateKind.EXTEND, (70,))))
+    assert not any(g.outputs for g in scheduler.update_from_output(scheduled, output).values())
+    assert scheduler.schedule().scheduled_new_reqs[0].prompt_token_ids == [*range(1, 11), 70]
+    assert session.num_output_placeholders == 1

@@ -91,6 +91,8 @@ class ARMixin(StageSchedulerMixin):
         uid = request.request_id
         session = self._sessions[uid]
         session.resting = True
+        if not request.num_computed_tokens:
+            self._free_request_blocks(request)  # of a first step that is dropped
         self.coordinator.segment_ended(uid, reason, keep=keep, num_tokens=request.num_tokens)
         if session.queued:
             self._next_segment(request, session)
@@ -109,15 +111,14 @@ class ARMixin(StageSchedulerMixin):
                 update.prompt,
                 self.max_model_len,
             )
+            if (error := self.prompt_error(len(prompt.token_ids))) is not None:
+                raise error
         except AntiphonError as error:
             self.fail_requests([uid], error)
             return
-        kept = 0
-        if prompt.drop_cache:
+        kept = 0 if prompt.drop_cache else min(prompt.kept_computed, request.num_computed_tokens)
+        if not kept:
             self._free_request_blocks(request)
-            request.num_computed_tokens = 0
-        else:
-            kept = min(prompt.kept_computed, request.num_computed_tokens)
         first = 0 if prompt.drop_cache else min(seen, len(prompt.token_ids))
         renew_prompt(request, prompt.token_ids, same=seen, computed=kept)
         if update.params is not None:

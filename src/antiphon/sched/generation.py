@@ -46,11 +46,13 @@ class GenerationScheduler(StageSchedulerMixin, Scheduler):
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         turn, self._turn = self._turn, []
-        if self._window.waiting and not self._runnable:
-            turn.append(self._window.let_in() or "")
+        if not self._runnable and (idle := self._window.let_in()) is not None:
+            turn.append(idle)
         for uid in turn:
             self._go_on(uid)
-        started = sum(r.num_tokens - r.num_computed_tokens for r in self.running)
+        held = self.parking.held
+        running = [r for r in self.running if r.request_id not in held]
+        started = sum(r.num_tokens - r.num_computed_tokens for r in running)
         self._left = self.max_num_scheduled_tokens - started
         return super().schedule(throttle_prefills)
 

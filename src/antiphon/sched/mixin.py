@@ -177,7 +177,8 @@ class StageSchedulerMixin(Scheduler):
             self._end_victims()
         if len(self.coordinator.gate):
             self._note_scheduled(output)
-        if not output.num_scheduled_tokens and (self.parking.held or self.parking.out):
+        # A step that preempts admits nobody, though it made room.
+        if not (output.num_scheduled_tokens or output.preempted_req_ids):
             self._after_nothing()
         return with_work(output, self.coordinator.take_work())
 
@@ -284,7 +285,8 @@ class StageSchedulerMixin(Scheduler):
 
     def _after_nothing(self) -> None:
         """A step could schedule nothing: make room, or sleep until something changes."""
-        if self.pause_state != PauseState.UNPAUSED:
+        parked = self.parking.held or self.parking.out
+        if not parked or self.pause_state != PauseState.UNPAUSED:
             return
         if any(self._is_blocked_waiting_status(r.status) for r in self.deferred_waiting):
             return  # upstream looks at these in every step

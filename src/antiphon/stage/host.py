@@ -271,6 +271,8 @@ class StageHost:
             connector_entries=held["connector_entries"],
             steps=self._steps,
             error=error,
+            edges=self.scheduler.coordinator.outflow.statistics(),
+            gate=self.scheduler.coordinator.gate.statistics(),
         )
 
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 
+from antiphon.core.budget import BudgetStatistics
+from antiphon.core.gate import GateStatistics
 from antiphon.core.prompt_plan import UpdateKind
 from antiphon.errors import ErrorInfo
 from antiphon.payload.ref import Ref
@@ -26,13 +28,13 @@ class Submit(msgspec.Struct, tag=True, frozen=True):
     uid: str
     token_ids: list[int]
     sampling: dict[str, Any]  # keyword arguments of SamplingParams; unused by generation stages
-    session: bool = False  # it rests at its end and goes on with `Update`
-    epoch: int = 0  # number of the segment, or of the one that it consumes
     edges: tuple[str, ...] = ()  # outgoing edges on which its outputs are wanted
     waits_for: str | None = None
     wait_timeout_s: float | None = None  # None: the stage's setting; the smaller of the two wins
     params: dict[str, Scalar] = {}  # for adapters and generation models
     priority: int = 0
+    session: bool = False  # it rests at its end and goes on with `Update`
+    epoch: int = 0  # number of the segment, or of the one that it consumes
 
 
 class Deliver(msgspec.Struct, tag=True, frozen=True):
@@ -202,6 +204,8 @@ class Inspection(msgspec.Struct, tag=True, frozen=True):
     connector_entries: int
     steps: int
     error: ErrorInfo | None = None
+    edges: dict[str, BudgetStatistics] = {}  # what each outgoing edge has under way
+    gate: GateStatistics | None = None  # what waits, and how waits have ended so far
 
 
 class Failed(msgspec.Struct, tag=True, frozen=True):

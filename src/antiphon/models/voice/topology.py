@@ -101,7 +101,7 @@ TOPOLOGY = Topology(
             options={
                 "initial_frames": 10,  # 0.25 s of sound, heard early
                 "steady_frames": 40,
-                "frame_ramp": 2.0,
+                "frame_ramp": 1.5,  # each plays while the next is made, on slow machines too
                 "left_context": CONTEXT_CODES,
                 "right_context": CONTEXT_CODES,
             },
