@@ -288,3 +288,23 @@ def test_an_abort_answers_an_interrupt_that_is_held(stage: Driven) -> None:
     assert [e for e in stage.events if isinstance(e, Interrupted)]
     stage.ask(Wake(None, 2))
     stage.assert_empty()
+
+
+def test_a_segment_cannot_bring_structured_output(stage: Driven) -> None:
+    """C47: what would not take effect is refused, never dropped."""
+    begin(stage)
+    stage.run()
+    update(stage, 1, B, sampling=SIX | {"structured_outputs": {"choice": ["a", "b"]}})
+    stage.run()
+    (end,) = stage.endings("s")
+    assert end.error is not None
+    assert end.error.code == InvalidRequestError.code
+    stage.assert_empty()
+
+
+def test_a_session_does_not_wait_for_another_stage(stage: Driven) -> None:
+    stage.submit("s", session=True, waits_for="rows", sampling=SIX)
+    (end,) = stage.endings("s")
+    assert end.error is not None
+    assert end.error.code == InvalidRequestError.code
+    stage.assert_empty()

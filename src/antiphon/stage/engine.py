@@ -108,6 +108,8 @@ class StageEngine:
             self._check_ids(update.token_ids)
             if update.sampling is not None:
                 params = self._sampling(update.sampling)
+                if params.structured_outputs is not None:
+                    raise ValueError("a segment cannot have structured output of its own")
         prompt = PromptUpdate(update.kind, tuple(update.token_ids), update.keep)
         self._sessions.update_session(update.uid, SessionUpdate(update.epoch, prompt, params))
 

@@ -16,6 +16,7 @@ from antiphon.errors import (
     DuplicateRequestError,
     EmptyInputError,
     ErrorInfo,
+    InvalidRequestError,
     StageStepError,
 )
 from antiphon.pipeline.topology import StageKind
@@ -170,6 +171,8 @@ class StageHost:
                 raise EmptyInputError("the prompt is empty")
             if error := self.scheduler.prompt_error(len(submit.token_ids)):
                 raise error
+            if submit.session and submit.waits_for is not None:
+                raise InvalidRequestError("a session's input comes from its caller alone")
             wait = self._wait(submit)
             coordinator.expect(
                 submit.uid,

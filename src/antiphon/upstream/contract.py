@@ -78,7 +78,8 @@ SEAMS: tuple[Seam, ...] = (
                     "prompt_token_ids num_prompt_tokens num_tokens num_output_tokens "
                     "num_computed_tokens num_in_flight_tokens num_output_placeholders status "
                     "sampling_params pooling_params max_tokens arrival_time cache_salt "
-                    "client_index trace_headers",
+                    "client_index trace_headers stop_reason num_stale_output_tokens "
+                    "drop_stale_output",
                     "method update_block_hashes()",
                     "method take_events()",
                     "method get_finished_reason()",
@@ -370,6 +371,12 @@ SEAMS: tuple[Seam, ...] = (
             ),
             Names("vllm.model_executor.models.utils", "", ("class AutoWeightsLoader",)),
             Names("vllm.v1.pool.metadata", "", ("class PoolingMetadata",)),
+            Names(
+                "vllm.v1.pool.metadata",
+                "PoolingMetadata",
+                ("field prompt_lens pooling_params pooling_states",),
+            ),
+            Names("vllm.v1.pool.metadata", "PoolingStates", ("attribute hidden_states_cache",)),
         ),
     ),
 )
