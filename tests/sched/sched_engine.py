@@ -21,8 +21,8 @@ from antiphon.core.tickets import StageWork
 from antiphon.errors import AntiphonError, ErrorInfo
 from antiphon.payload.ref import Ref
 from antiphon.sched.ar import ARMixin, ARScheduler, AsyncARScheduler
-from antiphon.sched.coordinator import Wait
 from antiphon.sched.events import SegmentEnd
+from antiphon.sched.inputs import Wait
 from antiphon.sched.mixin import StageSchedulerMixin
 from antiphon.sched.sessions import SessionUpdate
 from antiphon.testing.clock import ManualClock

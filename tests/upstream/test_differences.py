@@ -18,9 +18,9 @@ from antiphon.core.prompt_plan import PromptPlan, PromptUpdate, UpdateKind
 from antiphon.core.tickets import Arrived, StageNews
 from antiphon.errors import StageStepError
 from antiphon.sched.ar import ARMixin, ARScheduler, AsyncARScheduler
-from antiphon.sched.coordinator import Wait
 from antiphon.sched.events import SegmentEnd
 from antiphon.sched.generation import GenerationScheduler
+from antiphon.sched.inputs import Wait
 from antiphon.sched.mixin import StageSchedulerMixin
 from antiphon.sched.sessions import SessionUpdate
 from antiphon.upstream.envelopes import with_news, work_of

@@ -14,7 +14,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from antiphon.core.prompt_plan import PromptPlan, UpdateKind, salt_for, update_prompt
 from antiphon.errors import AntiphonError, InvalidRequestError
-from antiphon.sched.coordinator import Arrival
+from antiphon.sched.inputs import Arrival
 from antiphon.sched.mixin import StageSchedulerMixin
 from antiphon.sched.sessions import Session, SessionUpdate
 from antiphon.upstream.prompt import renew_prompt, replace_prompt
@@ -37,7 +37,7 @@ class ARMixin(StageSchedulerMixin):
             self.fail_requests([uid], error)
             return
         # Blocks of a stream's own tokens depend on its rows, which no key knows.
-        salt = uid if self.coordinator.is_stream(uid) else salt_for(plan, uid)
+        salt = uid if self.coordinator.inputs.is_stream(uid) else salt_for(plan, uid)
         replace_prompt(request, plan.token_ids, salt)
         self.coordinator.planned(uid, plan)
         self._go_on(uid)

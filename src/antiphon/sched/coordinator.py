@@ -1,4 +1,4 @@
-"""What a stage's scheduler keeps beside upstream's state: gates, tickets, budgets, orders for the
+"""What a stage's scheduler keeps beside upstream's state: inputs, tickets, budgets, orders for the
 worker, news for the host.
 
 One record per request in one table. Nothing here touches a connector or a tensor (AR-INV-002).
@@ -6,34 +6,17 @@ One record per request in one table. Nothing here touches a connector or a tenso
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from antiphon.core.gate import Announcement, Gate, GateState
-from antiphon.core.inflow import Inflow
 from antiphon.core.options import OutEdge
 from antiphon.core.prompt_plan import PromptPlan
-from antiphon.core.tickets import Accepted, Arrived, Ended, Fetch, Scalar, StageWork, Ticket
-from antiphon.errors import (
-    AdapterError,
-    AntiphonError,
-    DuplicateRequestError,
-    ErrorInfo,
-    StageInputTimeout,
-)
+from antiphon.core.tickets import Accepted, Ended, Fetch, Scalar, StageWork, Ticket
+from antiphon.errors import AntiphonError, DuplicateRequestError, ErrorInfo
 from antiphon.payload.ref import Ref
 from antiphon.sched.events import SegmentEnd, StageEvents
+from antiphon.sched.inputs import Arrival, Inputs, Wait
 from antiphon.sched.outflow import Outflow
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """The edge that a request waits for: its chunks come one by one if it is a stream."""
-
-    edge: str
-    timeout_s: float
-    stream: bool = False
 
 
 @dataclass(slots=True)
@@ -44,18 +27,6 @@ class _Record:
     edges: tuple[str, ...]
     num_tokens: int = 0  # accepted so far, prompt included
     epoch: int = 0
-    inflow: Inflow | None = None
-
-
-class Arrival(enum.Enum):
-    """What to do with a request after something arrived for it."""
-
-    NOTHING = enum.auto()
-    FAIL = enum.auto()  # its error has been noted
-    FINISH = enum.auto()  # its input is over, and nothing of it is left to run
-    PLAN = enum.auto()  # the prompt is there
-    GO_ON = enum.auto()  # the rows that it waited for are there
-    RUN = enum.auto()  # generation: the next chunk may run
 
 
 class Coordinator:
@@ -67,17 +38,16 @@ class Coordinator:
     def __init__(
         self, clock: Callable[[], float], edges: Iterable[OutEdge] = (), *, samples: bool = True
     ) -> None:
-        self.gate = Gate(clock)
+        self.inputs = Inputs(clock, self._note_used, samples=samples)
+        self.gate = self.inputs.gate
         self.outflow = Outflow(clock, edges)
         self.events = StageEvents()
         self.quiet_edges: frozenset[str] = frozenset()  # whose adapters are told of ends alone
         self._clock = clock
-        self._samples = samples
         self._records: dict[str, _Record] = {}
         # The records with edges that are not quiet, and those of `_leaving`.
         self._feeding: dict[str, _Record] = {}
         self._leaving: list[str] = []  # ended; tokens of their last step may still come
-        self._streams: dict[str, Inflow] = {}  # of ar requests on stream edges
         self._reasons: dict[str, ErrorInfo] = {}  # of endings that have not been reported yet
         self._work = StageWork()
 
@@ -99,10 +69,9 @@ class Coordinator:
         """
         if uid in self._records or uid in self._leaving:
             raise DuplicateRequestError(f"request {uid} is still running")
-        record = self._records[uid] = _Record(params, tuple(edges), num_prompt_tokens, epoch)
         if wait is not None:
-            record.inflow = Inflow(wait.edge, wait.stream)
-            self.gate.register(uid, wait.edge, wait.timeout_s, stream=wait.stream, epoch=epoch)
+            self.inputs.expect(uid, wait, epoch)
+        record = self._records[uid] = _Record(params, tuple(edges), num_prompt_tokens, epoch)
         if edges:
             self._work.tickets.append(Ticket(uid, tuple(edges), params, epoch))
         if not self.quiet_edges.issuperset(edges):
@@ -113,30 +82,15 @@ class Coordinator:
 
         Raises PayloadError when too many chunks wait for one that is missing.
         """
-        answer = self.gate.announce(uid, ref)
-        for late in answer.discard:
-            if (inflow := self._records[uid].inflow) is not None and late.key is not None:
-                inflow.keys.discard(late.key)  # it was accepted before the end was known
-            self._drop(late)
-        match answer.kind:
-            case Announcement.ACCEPTED:
-                record = self._records[uid]
-                if record.inflow is not None and ref.key is not None:
-                    record.inflow.accepted([ref.key])
-                self._work.fetches += [Fetch(uid, next_, record.params) for next_ in answer.fetch]
-            case Announcement.EMPTY_END:
-                return Arrival.FINISH
-            case Announcement.LATE:
-                self._drop(ref)
-            case Announcement.DUPLICATE:
-                pass  # its key is the one that is being fetched
-        return Arrival.NOTHING
+        made = self.inputs.deliver(uid, ref)
+        if made.fetch:
+            params = self._records[uid].params
+            self._work.fetches += [Fetch(uid, next_, params) for next_ in made.fetch]
+        self._work.discards += [late.key for late in made.discard if late.key is not None]
+        return made.arrival
 
-    def _drop(self, ref: Ref) -> None:
-        """A chunk that nobody takes."""
-        if ref.key is not None:
-            self._work.discards.append(ref.key)
-            self.events.note_used(ref.edge, [ref.key])
+    def _note_used(self, edge: str, keys: Sequence[str]) -> None:
+        self.events.note_used(edge, keys)
 
     def discard(self, keys: Sequence[str]) -> None:
         """Payloads that nobody will take."""
@@ -188,97 +142,10 @@ class Coordinator:
         self.outflow.retry_in(retry_in_s)
         return self.outflow.sent(refs, self._records.__contains__)
 
-    # --- from the scheduler: input ------------------------------------------------------------
-
-    def arrived(self, news: Arrived) -> Arrival:
-        """A chunk is local to the worker."""
-        record = self._records.get(news.uid)
-        if record is None or record.inflow is None:
-            return Arrival.NOTHING
-        inflow, plan = record.inflow, news.plan
-        used = inflow.answered(news.key, news.rows, last=news.last, kept=plan is not None)
-        self.events.note_used(inflow.edge, used)
-        if plan is not None and self._samples:
-            if inflow.planned:
-                self.fail(news.uid, AdapterError("the input adapter planned a second prompt"))
-                return Arrival.FAIL
-            inflow.planned, inflow.running = True, news.key
-            return Arrival.PLAN
-        if plan is not None:
-            inflow.plans.append((plan, news.key))
-        return self._now_possible(news.uid, inflow)
-
-    def _now_possible(self, uid: str, inflow: Inflow) -> Arrival:
-        if self.gate.state(uid) is not GateState.WAITING:
-            return Arrival.NOTHING
-        if inflow.plans:
-            return Arrival.RUN
-        if self._samples and inflow.planned:
-            return Arrival.NOTHING if inflow.starves else Arrival.GO_ON
-        return Arrival.FINISH if inflow.ended else Arrival.NOTHING
-
     def planned(self, uid: str, plan: PromptPlan) -> None:
         """An ar request's prompt is in place: the gate opens."""
-        record = self._records[uid]
-        record.num_tokens = len(plan.token_ids)
-        if record.inflow is not None and record.inflow.stream:
-            self._streams[uid] = record.inflow
-        self.gate.open(uid)
-
-    def next_plan(self, uid: str) -> PromptPlan | None:
-        """Generation: the next chunk to run, for which the gate opens; None if none has come."""
-        inflow = self._records[uid].inflow
-        plan = None if inflow is None else inflow.next_plan()
-        if plan is not None:
-            self.gate.open(uid)
-        return plan
-
-    def is_stream(self, uid: str) -> bool:
-        """Whether the request's input comes in chunks."""
-        record = self._records.get(uid)
-        return record is not None and record.inflow is not None and record.inflow.stream
-
-    def ran(self, uid: str) -> Arrival:
-        """Generation: the chunk has brought its output; what comes next."""
-        inflow = self._records[uid].inflow
-        assert inflow is not None  # noqa: S101  only consumers run chunks
-        self.events.note_used(inflow.edge, inflow.ran())
-        if inflow.ended and not inflow.plans:
-            self.gate.end(uid)
-            return Arrival.FINISH
-        self.gate.starve(uid)
-        return Arrival.RUN if inflow.plans else Arrival.NOTHING
-
-    def scheduled(self, uid: str) -> None:
-        """A request is in the step as a new one: what its prompt was made of is used up."""
-        self.gate.consume(uid)
-        record = self._records.get(uid)
-        if self._samples and record is not None and record.inflow is not None:
-            self.events.note_used(record.inflow.edge, record.inflow.scheduled())
-
-    @property
-    def streams(self) -> dict[str, Inflow]:
-        """The ar requests that need a row for each token that they feed back."""
-        return self._streams
-
-    def needs(self, uid: str, rows: int) -> bool:
-        """An ar stream's next step needs this many rows; whether it has to wait for them."""
-        inflow = self._streams[uid]
-        self.events.note_used(inflow.edge, inflow.needs(rows))
-        self.gate.consume(uid)
-        if self.gate.state(uid) is not GateState.CONSUMED:
-            return False
-        if inflow.starves:
-            self.gate.starve(uid)
-            return True
-        if inflow.ended and inflow.needed > inflow.rows:  # past the last row: it never waits again
-            self.gate.end(uid)
-            del self._streams[uid]
-        return False
-
-    def go_on(self, uid: str) -> None:
-        """The rows that the request waited for are there."""
-        self.gate.open(uid)
+        self._records[uid].num_tokens = len(plan.token_ids)
+        self.inputs.planned(uid)
 
     # --- from the scheduler: tokens and ends --------------------------------------------------
 
@@ -300,18 +167,10 @@ class Coordinator:
 
     def expire(self) -> list[str]:
         """Requests that waited too long, each with its error noted."""
-        expired = self.gate.expired()
-        for wait in expired:
-            seen = "nothing arrived" if wait.last_seq < 0 else f"the last chunk was {wait.last_seq}"
-            self.fail(
-                wait.uid,
-                StageInputTimeout(
-                    f"request {wait.uid} waited {wait.waited_s:.1f} s for input on edge "
-                    f"'{wait.edge}' ({seen}); raise the input wait timeout or look at the "
-                    f"producing stage"
-                ),
-            )
-        return [wait.uid for wait in expired]
+        expired = self.inputs.expired()
+        for uid, error in expired:
+            self.fail(uid, error)
+        return [uid for uid, _ in expired]
 
     def epoch(self, uid: str) -> int:
         """The segment that the request is in; 0 for one that is not known any more."""
@@ -355,18 +214,11 @@ class Coordinator:
 
     def ended(self, uid: str, *, keep: bool, num_tokens: int) -> None:
         """The request left the scheduler, for whatever reason."""
-        behind_a_gap = [ref.key for ref in self.gate.drop(uid) if ref.key is not None]
-        self._work.discards += behind_a_gap
+        self._work.discards += self.inputs.ended(uid)
         record = self._records.pop(uid, None)
-        self._streams.pop(uid, None)
         if self._work.fetches:
             self._discard_unsent(uid)
-        if record is None:
-            return
-        if record.inflow is not None:
-            record.inflow.accepted(behind_a_gap)  # also the one that was one too many
-            self.events.note_used(record.inflow.edge, record.inflow.close())
-        if record.edges:
+        if record is not None and record.edges:
             self.outflow.close(uid)
             self._leaving.append(uid)
             self._work.ended.append(Ended(uid, keep, num_tokens, record.epoch))
@@ -388,12 +240,10 @@ class Coordinator:
 
     def check_integrity(self) -> None:
         """Raise AssertionError if the stores disagree."""
-        self.gate.check_integrity()
+        self.inputs.check_integrity()
         self.outflow.check_integrity()
         if len(self.gate) > len(self._records):
             raise AssertionError("a gate outlived its request")
-        if not self._streams.keys() <= self._records.keys():
-            raise AssertionError("a stream outlived its request")
         told = {u for u, r in self._records.items() if not self.quiet_edges.issuperset(r.edges)}
         if not told <= self._feeding.keys() <= told.union(self._leaving):
             raise AssertionError("requests with outgoing edges are miscounted")

@@ -19,7 +19,7 @@ from vllm.v1.request import Request, RequestStatus
 from antiphon.core.prompt_plan import PromptPlan
 from antiphon.core.window import StreamWindow
 from antiphon.errors import InputTooLongError
-from antiphon.sched.coordinator import Arrival
+from antiphon.sched.inputs import Arrival
 from antiphon.sched.mixin import StageSchedulerMixin
 from antiphon.upstream.prompt import replace_prompt, with_extra
 
@@ -87,7 +87,7 @@ class GenerationScheduler(StageSchedulerMixin, Scheduler):
     def _begin(self, uid: str, arrival: Arrival, plan: PromptPlan | None) -> None:
         """Run the next chunk of a request that rests, or have it wait for its turn."""
         request = self.requests[uid]
-        chunk = self.coordinator.next_plan(uid)
+        chunk = self.coordinator.inputs.next_plan(uid)
         if chunk is None:
             return
         if not chunk.token_ids:
@@ -102,7 +102,7 @@ class GenerationScheduler(StageSchedulerMixin, Scheduler):
     def _may_run(self, uid: str) -> bool:
         if not super()._may_run(uid):
             return False
-        return not self.coordinator.is_stream(uid) or self._window.enter(uid)
+        return not self.coordinator.inputs.is_stream(uid) or self._window.enter(uid)
 
     def _release(self, uid: str) -> None:
         """Every chunk but a stream's first goes behind those that have waited meanwhile."""
@@ -112,7 +112,7 @@ class GenerationScheduler(StageSchedulerMixin, Scheduler):
     def _rests(self, request: Request, reason: FinishReason) -> None:
         uid = request.request_id
         self.parking.drop(request)  # nothing of a chunk is needed for the next
-        match self.coordinator.ran(uid):
+        match self.coordinator.inputs.ran(uid):
             case Arrival.FINISH:
                 self._finish_now([uid], RequestStatus.FINISHED_STOPPED)
             case Arrival.RUN:

@@ -6,25 +6,23 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
-from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
+from vllm.v1.engine import EngineCoreOutputs, FinishReason
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
 from antiphon.core.options import StageOptions
 from antiphon.core.prompt_plan import PromptPlan, validate_plan
 from antiphon.core.tickets import StageNews
-from antiphon.errors import (
-    AntiphonError,
-    InputTooLongError,
-    PreemptedError,
-)
+from antiphon.errors import AdapterError, AntiphonError, InputTooLongError
 from antiphon.payload.ref import Ref
-from antiphon.sched.coordinator import Arrival, Coordinator
+from antiphon.sched.coordinator import Coordinator
+from antiphon.sched.ends import EndsMixin
+from antiphon.sched.inputs import Arrival
 from antiphon.sched.logprobs import LogprobWatch
 from antiphon.sched.parking import Parking
+from antiphon.sched.room import RoomMixin
 from antiphon.upstream.envelopes import news_of, with_work
 from antiphon.upstream.runner_version import require_v1_runner
 
@@ -35,7 +33,7 @@ _KEPT = (
 )
 
 
-class StageSchedulerMixin(Scheduler):
+class StageSchedulerMixin(EndsMixin, RoomMixin, Scheduler):
     """Adds gates, budgets, orders for the worker and typed errors to upstream's scheduler.
 
     With no stage feature in use every decision is upstream's own. Not thread-safe, like upstream.
@@ -53,10 +51,10 @@ class StageSchedulerMixin(Scheduler):
         self.coordinator = Coordinator(type(self).clock, edges, samples=self.samples)
         self.parking = Parking(self)
         self._logprobs = LogprobWatch()
-        self._moved: set[str] = set()  # streams whose next step may need more than they have
+        self._moved = set()
         self._rested: list[Request] = []  # resumable, and stopped in this update
-        self._victims: list[str] = []  # preempted, in a stage that cannot compute them again
-        self._endings: list[Request] = []  # finished outside a step; reported by the next update
+        self._victims = []
+        self._endings = []
 
     # --- for the stage's host -----------------------------------------------------------------
 
@@ -83,13 +81,6 @@ class StageSchedulerMixin(Scheduler):
         self.coordinator.abandon(uids)
         self._release_producers()
 
-    def fail_requests(self, uids: Iterable[str], error: AntiphonError) -> None:
-        """End these requests with `error`; the others go on."""
-        uids = [uid for uid in uids if uid in self.requests]
-        for uid in uids:
-            self.coordinator.fail(uid, error)
-        self._finish_now(uids, RequestStatus.FINISHED_ERROR)
-
     def prompt_error(self, num_tokens: int) -> InputTooLongError | None:
         """Why a prompt of this length is refused: it must leave room for what is sampled."""
         limit = self.max_model_len - self.reserved_tokens
@@ -108,11 +99,6 @@ class StageSchedulerMixin(Scheduler):
                 )
         return None
 
-    def take_endings(self) -> list[EngineCoreOutput]:
-        """The ends that no update has reported; for the host, after a step that raised."""
-        endings, self._endings = self._endings, []
-        return [self._ending(request) for request in endings]
-
     def give_up_blocks(self) -> None:
         """What lies in blocks is about to be lost: requests that are in no step compute it again.
 
@@ -122,10 +108,6 @@ class StageSchedulerMixin(Scheduler):
         if not self._recomputes:
             self._victims += [uid for uid in losers if uid not in self._victims]
             self._end_victims()
-
-    def in_flight(self) -> list[str]:
-        """Requests with tokens in a step whose result has not been processed."""
-        return [uid for uid, request in self.requests.items() if request.num_in_flight_tokens]
 
     def next_due(self) -> float | None:
         """Value of `clock` at the earliest deadline or retry, None if there is none."""
@@ -234,87 +216,31 @@ class StageSchedulerMixin(Scheduler):
     def _forget(self, uid: str) -> None:
         """The request is over."""
 
-    def _may_run(self, uid: str) -> bool:
-        """Whether nothing parks the request."""
-        return not (self.coordinator.gate.blocked(uid) or self.coordinator.outflow.full(uid))
-
-    def _release(self, uid: str) -> None:
-        """Let a parked request be scheduled again."""
-        self.parking.release(uid)
-
-    def _make_room(self) -> None:
-        """Take the blocks of a request that is passed over: those that wait need them.
-
-        Only for one that has run before. Its consumer may be what keeps another stage from using
-        up the chunks that a full edge waits for; new requests can wait.
-        """
-        if any(request.status == RequestStatus.PREEMPTED for request in self.waiting):
-            full = self.coordinator.outflow.full
-            held = [r for r in self.running if r.request_id in self.parking.held]
-            if victims := [request for request in held if full(request.request_id)]:
-                self.parking.preempt(victims[-1])
-
     # --- parts --------------------------------------------------------------------------------
-
-    def _end_victims(self) -> None:
-        """Not within upstream's loop, which still has them in hand."""
-        victims, self._victims = self._victims, []
-        self.fail_requests(
-            victims,
-            PreemptedError(
-                "the stage ran out of cache blocks and cannot compute a request again; raise "
-                "kv_cache_bytes or lower max_num_seqs"
-            ),
-        )
-
-    def _hold_starving(self) -> None:
-        """Pass over the streams whose next step needs a row that is not there."""
-        moved, self._moved = self._moved, set()
-        for uid in moved & self.coordinator.streams.keys():
-            request = self.requests[uid]
-            fed_back = request.num_tokens + request.num_output_placeholders
-            if self.coordinator.needs(uid, fed_back - request.num_prompt_tokens):
-                self.parking.hold(request)
 
     def _note_scheduled(self, output: SchedulerOutput) -> None:
         for new in output.scheduled_new_reqs:
             if new.req_id in self.coordinator.gate:
-                self.coordinator.scheduled(new.req_id)
-        if streams := self.coordinator.streams:
+                self.coordinator.inputs.scheduled(new.req_id)
+        if streams := self.coordinator.inputs.streams:
             self._moved |= streams.keys() & output.num_scheduled_tokens.keys()
-
-    def _after_nothing(self) -> None:
-        """A step could schedule nothing: make room, or sleep until something changes."""
-        parked = self.parking.held or self.parking.out
-        if not parked or self.pause_state != PauseState.UNPAUSED:
-            return
-        if any(self._is_blocked_waiting_status(r.status) for r in self.deferred_waiting):
-            return  # upstream looks at these in every step
-        self.parking.stalled = True
-        queued = len(self.waiting) + len(self.kv_holding_waiting)
-        if queued and self._recomputes and not self.in_flight():
-            self._make_room()
-
-    @property
-    def _recomputes(self) -> bool:
-        """Whether a request that lost its blocks can be computed again."""
-        return self.options is None or self.options.recomputes
 
     def _hear(self, news: StageNews) -> None:
         """Apply what the worker answered: chunks that are there, payloads stored, failures."""
         for arrived in news.arrived:
             if arrived.uid not in self.requests:
                 continue  # ended while its chunk was on the way
-            match arrival := self.coordinator.arrived(arrived):
+            match arrival := self.coordinator.inputs.arrived(arrived):
                 case Arrival.PLAN | Arrival.RUN:
                     self._begin(arrived.uid, arrival, arrived.plan)
                 case Arrival.GO_ON:
-                    self.coordinator.go_on(arrived.uid)
+                    self.coordinator.inputs.go_on(arrived.uid)
                     self._go_on(arrived.uid)
                 case Arrival.FINISH:
                     self._finish_now([arrived.uid], RequestStatus.FINISHED_STOPPED)
-                case Arrival.FAIL:
-                    self._finish_now([arrived.uid], RequestStatus.FINISHED_ERROR)
+                case Arrival.AGAIN:
+                    again = AdapterError("the input adapter planned a second prompt")
+                    self.fail_requests([arrived.uid], again)
         for uid in self.coordinator.sent(news.refs, news.retry_in_s):
             self.parking.hold(self.requests[uid])
         for uid, info in news.failed:
@@ -323,22 +249,6 @@ class StageSchedulerMixin(Scheduler):
                 self._finish_now([uid], RequestStatus.FINISHED_ERROR)
             else:  # it had ended before: what it owed downstream could not be sent
                 self.coordinator.report(uid)
-
-    def _go_on(self, uid: str) -> None:
-        """Let a parked request be scheduled again, unless something else still parks it."""
-        if uid in self.parking and self._may_run(uid):
-            self._release(uid)
-
-    @property
-    def _runnable(self) -> bool:
-        """Whether a step might schedule anything."""
-        if self.parking.stalled:
-            return False
-        return bool(self.get_num_unfinished_requests() > len(self.parking.held))
-
-    def _release_producers(self) -> None:
-        for uid in self.coordinator.outflow.released():
-            self._go_on(uid)
 
     def _plan_error(self, request: Request, plan: PromptPlan) -> AntiphonError | None:
         """What is wrong with a planned prompt: upstream would raise for all requests of a step."""
@@ -353,10 +263,6 @@ class StageSchedulerMixin(Scheduler):
         except AntiphonError as error:
             return error
         return self.prompt_error(len(plan.token_ids))
-
-    def _finish_now(self, uids: Iterable[str], status: RequestStatus) -> None:
-        """Finish requests outside upstream's own loop; the next update reports them."""
-        self._endings.extend(self.finish_requests(uids, status))
 
     def _note_tokens(self, outputs: dict[int, EngineCoreOutputs]) -> None:
         accepted = self.coordinator.accepted
@@ -374,23 +280,3 @@ class StageSchedulerMixin(Scheduler):
             reason, output.finish_reason = output.finish_reason, None
             assert reason is not None  # noqa: S101  upstream stopped it in this update
             self._rests(request, reason)
-
-    def _report_endings(
-        self, outputs: dict[int, EngineCoreOutputs]
-    ) -> dict[int, EngineCoreOutputs]:
-        endings, self._endings = self._endings, []
-        for request in endings:
-            group = outputs.setdefault(request.client_index, EngineCoreOutputs())
-            group.outputs.append(self._ending(request))
-        return outputs
-
-    def _ending(self, request: Request) -> EngineCoreOutput:
-        error = self.coordinator.report(request.request_id)
-        return EngineCoreOutput(
-            request_id=request.request_id,
-            new_token_ids=[],
-            finish_reason=request.get_finished_reason() if error is None else FinishReason.ERROR,
-            stop_reason=None if error is None else error.message,
-            events=request.take_events(),
-            trace_headers=request.trace_headers,
-        )

@@ -20,7 +20,7 @@ from antiphon.errors import (
     StageStepError,
 )
 from antiphon.pipeline.topology import StageKind
-from antiphon.sched.coordinator import Wait
+from antiphon.sched.inputs import Wait
 from antiphon.stage.engine import StageEngine
 from antiphon.stage.messages import (
     Abort,

@@ -1,0 +1,88 @@
+"""Who may run, who is passed over, and what gives way when nothing could be scheduled."""
+
+from __future__ import annotations
+
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import RequestStatus
+
+from antiphon.core.options import StageOptions
+from antiphon.sched.coordinator import Coordinator
+from antiphon.sched.parking import Parking
+
+
+class RoomMixin(Scheduler):
+    """Parks requests and lets them go on. Progress is certain: nothing that waits for another
+    stage keeps seats and blocks that running requests need.
+    """
+
+    options: StageOptions | None
+    coordinator: Coordinator
+    parking: Parking
+    _moved: set[str]  # streams whose next step may need more than they have
+
+    def in_flight(self) -> list[str]:
+        """Requests with tokens in a step whose result has not been processed."""
+        return [uid for uid, request in self.requests.items() if request.num_in_flight_tokens]
+
+    def _may_run(self, uid: str) -> bool:
+        """Whether nothing parks the request."""
+        return not (self.coordinator.gate.blocked(uid) or self.coordinator.outflow.full(uid))
+
+    def _release(self, uid: str) -> None:
+        """Let a parked request be scheduled again."""
+        self.parking.release(uid)
+
+    def _make_room(self) -> None:
+        """Take the blocks of a request that is passed over: those that wait need them.
+
+        Only for one that has run before. Its consumer may be what keeps another stage from using
+        up the chunks that a full edge waits for; new requests can wait.
+        """
+        if any(request.status == RequestStatus.PREEMPTED for request in self.waiting):
+            full = self.coordinator.outflow.full
+            held = [r for r in self.running if r.request_id in self.parking.held]
+            if victims := [request for request in held if full(request.request_id)]:
+                self.parking.preempt(victims[-1])
+
+    def _hold_starving(self) -> None:
+        """Pass over the streams whose next step needs a row that is not there."""
+        moved, self._moved = self._moved, set()
+        for uid in moved & self.coordinator.inputs.streams.keys():
+            request = self.requests[uid]
+            fed_back = request.num_tokens + request.num_output_placeholders
+            if self.coordinator.inputs.needs(uid, fed_back - request.num_prompt_tokens):
+                self.parking.hold(request)
+
+    def _after_nothing(self) -> None:
+        """A step could schedule nothing: make room, or sleep until something changes."""
+        parked = self.parking.held or self.parking.out
+        if not parked or self.pause_state != PauseState.UNPAUSED:
+            return
+        if any(self._is_blocked_waiting_status(r.status) for r in self.deferred_waiting):
+            return  # upstream looks at these in every step
+        self.parking.stalled = True
+        queued = len(self.waiting) + len(self.kv_holding_waiting)
+        if queued and self._recomputes and not self.in_flight():
+            self._make_room()
+
+    @property
+    def _recomputes(self) -> bool:
+        """Whether a request that lost its blocks can be computed again."""
+        return self.options is None or self.options.recomputes
+
+    def _go_on(self, uid: str) -> None:
+        """Let a parked request be scheduled again, unless something else still parks it."""
+        if uid in self.parking and self._may_run(uid):
+            self._release(uid)
+
+    @property
+    def _runnable(self) -> bool:
+        """Whether a step might schedule anything."""
+        if self.parking.stalled:
+            return False
+        return bool(self.get_num_unfinished_requests() > len(self.parking.held))
+
+    def _release_producers(self) -> None:
+        for uid in self.coordinator.outflow.released():
+            self._go_on(uid)
