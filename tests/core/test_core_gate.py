@@ -158,20 +158,24 @@ def test_refs_of_another_edge_or_epoch_are_late(gate: Gate, ref: Ref, stream: bo
     assert gate.announce("r", chunk(epoch=3)).kind is Announcement.ACCEPTED
 
 
-def test_refs_for_the_unknown_and_the_failed_are_late_and_counted(gate: Gate) -> None:
+def test_refs_for_the_unknown_and_the_failed_are_late_and_counted(
+    gate: Gate, clock: ManualClock
+) -> None:
     """C66: counted, never raised."""
     assert gate.announce("unknown", chunk()) == LATE
     gate.register("r", EDGE, 600)
-    gate.fail("r")
+    clock.advance(601)
+    assert gate.expired()
     assert gate.announce("r", chunk()) == LATE
     assert gate.statistics().late == 2
 
 
-def test_a_repeated_ref_of_a_failed_request_is_late(gate: Gate) -> None:
+def test_a_repeated_ref_of_a_failed_request_is_late(gate: Gate, clock: ManualClock) -> None:
     """Its key must be discarded: nobody fetches it any more."""
     gate.register("r", EDGE, 600)
     gate.announce("r", chunk())
-    gate.fail("r")
+    clock.advance(601)
+    assert gate.expired()
     assert gate.announce("r", chunk()) == LATE
 
 

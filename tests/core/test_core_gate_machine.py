@@ -190,7 +190,8 @@ class GateMachine(RuleBasedStateMachine):
         """Only a request of which something has come is ever opened."""
         record = self.model.get(uid)
         if record is None or record.handed or record.state is not GateState.WAITING:
-            self._try(uid, self.gate.open, {GateState.WAITING}, GateState.READY)
+            from_ = {GateState.WAITING, GateState.CONSUMED}
+            self._try(uid, self.gate.open, from_, GateState.READY)
 
     @rule(uid=uids)
     def consume(self, uid: str) -> None:
@@ -208,10 +209,6 @@ class GateMachine(RuleBasedStateMachine):
     @rule(uid=uids)
     def end(self, uid: str) -> None:
         self._try(uid, self.gate.end, {GateState.WAITING, GateState.CONSUMED}, GateState.ENDED)
-
-    @rule(uid=uids)
-    def fail(self, uid: str) -> None:
-        self._try(uid, self.gate.fail, set(GateState) - {GateState.FAILED}, GateState.FAILED)
 
     def _try(
         self, uid: str, call: Callable[[str], None], allowed: set[GateState], after: GateState

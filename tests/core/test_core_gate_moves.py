@@ -30,7 +30,7 @@ def gate(clock: ManualClock) -> Gate:
     return Gate(clock)
 
 
-def bring_to(gate: Gate, state: GateState) -> None:
+def bring_to(gate: Gate, clock: ManualClock, state: GateState) -> None:
     """Request "r" in this state, by the way of a request that has been given its input."""
     gate.register("r", EDGE, 600, stream=True)
     ways: dict[GateState, list[Callable[[str], None]]] = {
@@ -38,10 +38,13 @@ def bring_to(gate: Gate, state: GateState) -> None:
         GateState.READY: [gate.open],
         GateState.CONSUMED: [gate.open, gate.consume],
         GateState.ENDED: [gate.open, gate.consume, gate.end],
-        GateState.FAILED: [gate.open, gate.fail],
+        GateState.FAILED: [],
     }
     for step in ways[state]:
         step("r")
+    if state is GateState.FAILED:
+        clock.advance(601)
+        assert gate.expired()
     assert gate.state("r") is state
 
 
@@ -51,21 +54,19 @@ TABLE = {
         GateEvent.ANNOUNCE: GateState.WAITING,
         GateEvent.OPEN: GateState.READY,
         GateEvent.END: GateState.ENDED,
-        GateEvent.FAIL: GateState.FAILED,
         GateEvent.EXPIRE: GateState.FAILED,
     },
     GateState.READY: {
         GateEvent.ANNOUNCE: GateState.READY,
         GateEvent.CONSUME: GateState.CONSUMED,
-        GateEvent.FAIL: GateState.FAILED,
     },
     GateState.CONSUMED: {
         GateEvent.ANNOUNCE: GateState.CONSUMED,
+        GateEvent.OPEN: GateState.READY,
         GateEvent.STARVE: GateState.WAITING,
         GateEvent.END: GateState.ENDED,
-        GateEvent.FAIL: GateState.FAILED,
     },
-    GateState.ENDED: {GateEvent.FAIL: GateState.FAILED},
+    GateState.ENDED: {},
     GateState.FAILED: {},
 }
 
@@ -84,14 +85,15 @@ CALLS: dict[GateEvent, Callable[[Gate, str], None]] = {
     GateEvent.OPEN: Gate.open,
     GateEvent.STARVE: Gate.starve,
     GateEvent.END: Gate.end,
-    GateEvent.FAIL: Gate.fail,
 }
 
 
 @pytest.mark.parametrize("state", GateState)
 @pytest.mark.parametrize("event", CALLS)
-def test_every_state_and_call(gate: Gate, state: GateState, event: GateEvent) -> None:
-    bring_to(gate, state)
+def test_every_state_and_call(
+    gate: Gate, clock: ManualClock, state: GateState, event: GateEvent
+) -> None:
+    bring_to(gate, clock, state)
     if event in TABLE[state]:
         CALLS[event](gate, "r")
         assert gate.state("r") is TABLE[state][event]
@@ -103,17 +105,19 @@ def test_every_state_and_call(gate: Gate, state: GateState, event: GateEvent) ->
 
 
 @pytest.mark.parametrize("state", GateState)
-def test_consuming_is_ignored_unless_the_request_is_ready(gate: Gate, state: GateState) -> None:
+def test_consuming_is_ignored_unless_the_request_is_ready(
+    gate: Gate, clock: ManualClock, state: GateState
+) -> None:
     """A request is scheduled in many steps, of which one uses what has come."""
-    bring_to(gate, state)
+    bring_to(gate, clock, state)
     gate.consume("r")
     assert gate.state("r") is (GateState.CONSUMED if state is GateState.READY else state)
     gate.consume("unknown")
 
 
 @pytest.mark.parametrize("state", GateState)
-def test_a_chunk_moves_no_request(gate: Gate, state: GateState) -> None:
-    bring_to(gate, state)
+def test_a_chunk_moves_no_request(gate: Gate, clock: ManualClock, state: GateState) -> None:
+    bring_to(gate, clock, state)
     over = state in (GateState.ENDED, GateState.FAILED)
     late, accepted = Announced(Announcement.LATE), Announced(Announcement.ACCEPTED, (chunk(),))
     assert gate.announce("r", chunk()) == (late if over else accepted)
@@ -122,7 +126,7 @@ def test_a_chunk_moves_no_request(gate: Gate, state: GateState) -> None:
 
 @pytest.mark.parametrize("state", GateState)
 def test_only_what_waits_expires(gate: Gate, clock: ManualClock, state: GateState) -> None:
-    bring_to(gate, state)
+    bring_to(gate, clock, state)
     clock.advance(600)
     waits = state is GateState.WAITING
     assert bool(gate.expired()) == waits
@@ -136,10 +140,12 @@ def test_moving_an_unknown_request_is_illegal(gate: Gate, event: GateEvent) -> N
 
 
 @pytest.mark.parametrize("state", [None, *GateState])
-def test_a_request_can_be_dropped_in_every_state(gate: Gate, state: GateState | None) -> None:
+def test_a_request_can_be_dropped_in_every_state(
+    gate: Gate, clock: ManualClock, state: GateState | None
+) -> None:
     """C1, C2: after it nothing is left, wherever the request was."""
     if state is not None:
-        bring_to(gate, state)
+        bring_to(gate, clock, state)
     assert gate.drop("r") == []
     assert len(gate) == 0
     assert "r" not in gate

@@ -91,11 +91,13 @@ def test_chunks_that_come_early_are_fetched_while_the_request_runs(
     assert gate.next_due() is None
 
 
-def test_a_failed_stream_stays_blocked(gate: Gate) -> None:
+def test_a_stream_that_waited_too_long_stays_blocked(gate: Gate, clock: ManualClock) -> None:
     fetched(gate, chunk(0))
     gate.open("r")
     gate.consume("r")
-    gate.fail("r")
+    gate.starve("r")
+    clock.advance(100_000)
+    assert gate.expired()
     assert gate.blocked("r")
     gate.check_integrity()
 

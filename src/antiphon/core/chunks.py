@@ -59,11 +59,6 @@ class ChunkOrder:
             self.next_seq += 1
         return taken
 
-    @property
-    def complete(self) -> bool:
-        """Whether everything up to the end has been taken."""
-        return self.end_seq is not None and self.next_seq > self.end_seq
-
     def beyond_end(self) -> list[Ref]:
         """Chunks that wait behind an end which arrived after them; they are forgotten here."""
         if self.end_seq is None:

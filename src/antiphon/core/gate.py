@@ -1,10 +1,11 @@
 """What holds a request until its stage input has arrived.
 
     register ──▶ WAITING ──open──▶ READY ──consume──▶ CONSUMED ──end──▶ ENDED
-                  │  ▲ ╲                                 │                ▲
-                  │  ╰──╲──────────── starve ────────────╯                │
-                  │      ╰─────────────────── end ────────────────────────╯
-                  ╰── fail, expire ──▶ FAILED ◀── fail (any of them)
+                  │  ▲ ╲             ▲                 │   │              ▲
+                  │  │  ╲            ╰────── open ─────╯   │              │
+                  │  ╰───╲───────────── starve ────────────╯              │
+                  │       ╰────────────────── end ────────────────────────╯
+                  ╰── expire ──▶ FAILED
 
 One mechanism for both kinds of edges: a full edge carries one chunk, which is its end. On a stream
 edge a request comes back to WAITING whenever its next step needs what is not there. A payload that
@@ -50,7 +51,7 @@ class GateState(enum.Enum):
     READY = "ready"  # it is there
     CONSUMED = "consumed"  # a step has been scheduled with it
     ENDED = "ended"  # the input is complete and used: nothing is waited for any more
-    FAILED = "failed"
+    FAILED = "failed"  # it has waited too long
 
 
 class GateEvent(enum.Enum):
@@ -61,7 +62,6 @@ class GateEvent(enum.Enum):
     CONSUME = "consume"
     STARVE = "starve"
     END = "end"
-    FAIL = "fail"
     EXPIRE = "expire"
 
 
@@ -70,16 +70,13 @@ TRANSITIONS = {
     (_S.WAITING, _E.ANNOUNCE): _S.WAITING,
     (_S.WAITING, _E.OPEN): _S.READY,
     (_S.WAITING, _E.END): _S.ENDED,
-    (_S.WAITING, _E.FAIL): _S.FAILED,
     (_S.WAITING, _E.EXPIRE): _S.FAILED,
     (_S.READY, _E.ANNOUNCE): _S.READY,
     (_S.READY, _E.CONSUME): _S.CONSUMED,
-    (_S.READY, _E.FAIL): _S.FAILED,
     (_S.CONSUMED, _E.ANNOUNCE): _S.CONSUMED,
+    (_S.CONSUMED, _E.OPEN): _S.READY,
     (_S.CONSUMED, _E.STARVE): _S.WAITING,
     (_S.CONSUMED, _E.END): _S.ENDED,
-    (_S.CONSUMED, _E.FAIL): _S.FAILED,
-    (_S.ENDED, _E.FAIL): _S.FAILED,
 }
 
 
@@ -206,10 +203,6 @@ class Gate:
     def end(self, uid: str) -> None:
         """The input is complete and all of it has been used."""
         self._move(uid, GateEvent.END)
-
-    def fail(self, uid: str) -> None:
-        """The request cannot go on; it stays blocked until it is dropped."""
-        self._move(uid, GateEvent.FAIL)
 
     def expired(self) -> list[ExpiredWait]:
         """The requests whose wait ended without input, each once; they are FAILED from here on."""

@@ -14,7 +14,6 @@ from vllm.v1.request import Request, RequestStatus
 
 from antiphon.core.prompt_plan import PromptPlan, UpdateKind, salt_for, update_prompt
 from antiphon.errors import AntiphonError, InvalidRequestError
-from antiphon.sched.inputs import Arrival
 from antiphon.sched.mixin import StageSchedulerMixin
 from antiphon.sched.sessions import Session, SessionUpdate
 from antiphon.upstream.prompt import renew_prompt, replace_prompt
@@ -30,7 +29,7 @@ class ARMixin(StageSchedulerMixin):
         super().__init__(*args, **kwargs)
         self._sessions: dict[str, Session] = {}
 
-    def _begin(self, uid: str, arrival: Arrival, plan: PromptPlan | None) -> None:
+    def _begin(self, uid: str, plan: PromptPlan | None) -> None:
         request = self.requests[uid]
         assert plan is not None  # noqa: S101  an ar request is begun by its plan
         if (error := self._plan_error(request, plan)) is not None:

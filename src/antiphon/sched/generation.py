@@ -84,7 +84,7 @@ class GenerationScheduler(StageSchedulerMixin, Scheduler):
 
     # --- chunks -------------------------------------------------------------------------------
 
-    def _begin(self, uid: str, arrival: Arrival, plan: PromptPlan | None) -> None:
+    def _begin(self, uid: str, plan: PromptPlan | None) -> None:
         """Run the next chunk of a request that rests, or have it wait for its turn."""
         request = self.requests[uid]
         chunk = self.coordinator.inputs.next_plan(uid)
@@ -116,7 +116,7 @@ class GenerationScheduler(StageSchedulerMixin, Scheduler):
             case Arrival.FINISH:
                 self._finish_now([uid], RequestStatus.FINISHED_STOPPED)
             case Arrival.RUN:
-                self._begin(uid, Arrival.RUN, None)
+                self._begin(uid, None)
 
     def _forget(self, uid: str) -> None:
         self._ran.discard(uid)

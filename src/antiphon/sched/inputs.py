@@ -162,11 +162,13 @@ class Inputs:
         """The chunk has brought its output; what comes next."""
         inflow = self._inflows[uid]
         self._note_used(inflow.edge, inflow.ran())
-        if inflow.ended and not inflow.plans:
+        if inflow.plans:
+            return Arrival.RUN
+        if inflow.ended:
             self.gate.end(uid)
             return Arrival.FINISH
         self.gate.starve(uid)
-        return Arrival.RUN if inflow.plans else Arrival.NOTHING
+        return Arrival.NOTHING
 
     # --- ends ---------------------------------------------------------------------------------
 

@@ -205,7 +205,7 @@ class StageSchedulerMixin(EndsMixin, RoomMixin, Scheduler):
 
     # --- what the two kinds of stages do differently ------------------------------------------
 
-    def _begin(self, uid: str, arrival: Arrival, plan: PromptPlan | None) -> None:
+    def _begin(self, uid: str, plan: PromptPlan | None) -> None:
         """A request's next input has been planned."""
         raise NotImplementedError
 
@@ -230,9 +230,9 @@ class StageSchedulerMixin(EndsMixin, RoomMixin, Scheduler):
         for arrived in news.arrived:
             if arrived.uid not in self.requests:
                 continue  # ended while its chunk was on the way
-            match arrival := self.coordinator.inputs.arrived(arrived):
+            match self.coordinator.inputs.arrived(arrived):
                 case Arrival.PLAN | Arrival.RUN:
-                    self._begin(arrived.uid, arrival, arrived.plan)
+                    self._begin(arrived.uid, arrived.plan)
                 case Arrival.GO_ON:
                     self.coordinator.inputs.go_on(arrived.uid)
                     self._go_on(arrived.uid)
