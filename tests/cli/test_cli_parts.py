@@ -20,7 +20,7 @@ from antiphon.cli import signals
 from antiphon.cli.lines import LineReader
 from antiphon.cli.progress import StageProgress
 from antiphon.cli.table import timings_table
-from antiphon.core.continuity import measure
+from antiphon.core.continuity import ContinuityMeter
 from antiphon.orchestrator.api import StageTiming, Timings
 
 
@@ -141,7 +141,10 @@ def test_table_without_audio() -> None:
     ],
 )
 def test_table_says_how_playback_went(chunks: list[tuple[float, float]], expected: str) -> None:
-    timings = Timings(total_s=3.0, audio_s=2.0, continuity=measure(chunks))
+    meter = ContinuityMeter()
+    for arrival_s, duration_s in chunks:
+        meter.add(arrival_s, duration_s)
+    timings = Timings(total_s=3.0, audio_s=2.0, continuity=meter.report())
     out = io.StringIO()
     Console(file=out, width=100).print(timings_table(timings))
     assert out.getvalue().splitlines()[1].rstrip() == f"playback: {expected}"

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import accumulate
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.core.continuity import CONTINUITY_LIMIT_S, Continuity, ContinuityMeter, measure
+from antiphon.core.continuity import CONTINUITY_LIMIT_S, Continuity, ContinuityMeter
 from antiphon.core.frames import FrameChunker, Framing
 
 TICK_S = 1 / 1024  # exact in binary, so that the meter's sums are too
 FRAME_S = 0.08
+
+
+def measure(chunks: Iterable[tuple[float, float]]) -> Continuity:
+    """The report of chunks of (arrival, duration) in seconds."""
+    meter = ContinuityMeter()
+    for arrival_s, duration_s in chunks:
+        meter.add(arrival_s, duration_s)
+    return meter.report()
 
 
 def played(chunks: list[tuple[int, int]]) -> Continuity:

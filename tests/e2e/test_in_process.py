@@ -18,7 +18,9 @@ HERE = Path(__file__).parent
 
 @pytest.fixture(scope="module")
 def report() -> dict[str, Any]:
-    environment = os.environ | {
+    # Engines of other tests may have run in this process, and left vLLM's variables.
+    own = {name: value for name, value in os.environ.items() if not name.startswith("VLLM_")}
+    environment = own | {
         "PYTHONPATH": str(HERE.parent / "support"),
         "HF_HUB_OFFLINE": "1",
         "VLLM_LOGGING_LEVEL": "ERROR",

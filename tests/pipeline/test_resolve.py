@@ -12,7 +12,12 @@ import msgspec
 import pytest
 
 from antiphon.core.budget import EdgeLimits
-from antiphon.errors import InvalidRequestError, ModelUnavailableError, TopologyError
+from antiphon.errors import (
+    DeploymentError,
+    InvalidRequestError,
+    ModelUnavailableError,
+    TopologyError,
+)
 from antiphon.orchestrator.sampling import KNOWN
 from antiphon.pipeline.defaults import fill_defaults
 from antiphon.pipeline.deployment import (
@@ -142,6 +147,13 @@ def test_two_workers_leave_the_executor_to_vllm() -> None:
     filled = fill_defaults(TOPOLOGY, given, device="cuda")
     found = resolve_stages(TOPOLOGY, filled, run="r1", entries=["chat"], modalities=["text"])
     assert "distributed_executor_backend" not in found["thinker"].engine_args
+
+
+def test_a_stage_is_not_split_by_layers() -> None:
+    settings = StageDeployment(engine_args={"pipeline_parallel_size": 2})
+    given = Deployment(pipeline="sample", stages={"thinker": settings})
+    with pytest.raises(DeploymentError, match=r"stages.thinker.engine_args.pipeline_parallel_size"):
+        fill_defaults(TOPOLOGY, given, device="cuda")
 
 
 def test_environment_goes_to_the_stage_and_not_to_the_caller() -> None:

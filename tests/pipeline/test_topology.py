@@ -130,6 +130,20 @@ def test_both_modes_with_and_without_parts(mode: EdgeMode, split: bool) -> None:
     assert replace(TOPOLOGY, edges=(edge, CODES)).edge_into("talker") == edge
 
 
+def test_two_streams_to_ar_stages_from_one_stage_are_refused() -> None:
+    """Their requests could wait for each other for ever."""
+    second = replace(TALKER, name="echo", output="echo")
+    streams = (
+        replace(SPEECH, mode=EdgeMode.STREAM, split=False),
+        replace(SPEECH, name="again", consumer="echo", mode=EdgeMode.STREAM, split=False),
+    )
+    stages = (THINKER, TALKER, CODE2WAV, second)
+    with pytest.raises(TopologyError, match="thinker feeds two ar stages by streams"):
+        replace(TOPOLOGY, stages=stages, edges=(*streams, CODES))
+    whole = replace(streams[1], mode=EdgeMode.FULL)
+    assert replace(TOPOLOGY, stages=stages, edges=(streams[0], whole, CODES)).edge_into("echo")
+
+
 def test_text_only_stops_at_the_thinker() -> None:
     assert TOPOLOGY.path_from("chat", ["text"]) == (THINKER,)
 

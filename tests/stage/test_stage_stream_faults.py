@@ -255,6 +255,7 @@ def test_a_lost_chunk_ends_its_request_within_the_deadline(
     (end,) = consumer.endings("q0'")
     assert end.error is not None
     assert end.error.code == StageInputTimeout.code
+    assert "stage 'faulty-consumer'" in end.error.message
     assert "'rows'" in end.error.message
     assert "the last chunk was 4" in end.error.message
     pair.forward()

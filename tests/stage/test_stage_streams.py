@@ -10,7 +10,7 @@ from transformers import LlamaForCausalLM
 
 from antiphon.core.budget import EdgeLimits
 from antiphon.core.options import InEdge, OutEdge
-from antiphon.stage.messages import Abort
+from antiphon.stage.messages import Abort, Sleep, Wake
 from conftest import CRAMPED, EnginePool
 from tiny import Driven, reference, tiny_spec
 from tiny_streams import MADE, Chain, expected_tokens
@@ -130,24 +130,19 @@ def test_tokens_are_those_of_transformers_for_any_chunk_size(
     assert_empty(chain)
 
 
-@SIZES
+@KINDS
+@pytest.mark.parametrize("batch", [1, 8])
 def test_a_full_edge_gives_the_same(
-    producers: dict[str, Driven],
-    consumers: dict[str, Driven],
-    model: LlamaForCausalLM,
-    chunk: int,
+    request: pytest.FixtureRequest, model: LlamaForCausalLM, kind: str, batch: int
 ) -> None:
     """C22: chunk mode and full mode."""
-    chain = fresh(producers["roomy"], consumers["roomy"])
-    uid = start(chain, 0, chunk=0, edge="whole")
+    stages = [request.getfixturevalue(name)[kind] for name in ("producers", "consumers")]
+    chain = fresh(*stages)
+    uids = [start(chain, index, chunk=0, edge="whole") for index in range(batch)]
     chain.run()
-    check(chain, uid, model)
-    whole = chain.consumer.tokens(f"{uid}'")
-    again = fresh(producers["roomy"], consumers["roomy"])
-    start(again, 0, chunk=chunk)
-    again.run()
-    assert again.consumer.tokens(f"{uid}'") == whole
-    assert_empty(again)
+    for uid in uids:
+        check(chain, uid, model)
+    assert_empty(chain)
 
 
 def test_rows_matter(
@@ -235,4 +230,35 @@ def test_either_end_can_be_aborted_at_any_step(
     for uid in ("r0", "r2"):
         assert len(chain.consumer.tokens(f"{uid}'")) == TOKENS
     chain.producer.discard()
+    assert_empty(chain)
+
+
+def test_a_sleeping_stage_makes_nothing(
+    producers: dict[str, Driven], consumers: dict[str, Driven], model: LlamaForCausalLM
+) -> None:
+    """C55, C123: room on an edge and rows that come meanwhile start nothing; both go on as if."""
+    chain = fresh(producers["roomy"], consumers["roomy"])
+    uids = [start(chain, index, chunk=1, edge="tight") for index in range(2)]
+    for _ in range(6):
+        chain.forward()
+        for stage in (chain.producer, chain.consumer):
+            if stage.host.has_work:
+                stage.host.step()
+    chain.producer.run()
+    chain.consumer.run()
+    for stage in (chain.producer, chain.consumer):
+        stage.ask(Sleep(1, 1))
+        assert stage.inspect().free_blocks == stage.inspect().total_blocks - 1
+    said = [len(chain.producer.tokens(uid)) for uid in uids]
+    chain.forward()
+    chain.consumer.submit("late'", [1, 2, 3], sampling={"max_tokens": 3})
+    chain.run()
+    assert [len(chain.producer.tokens(uid)) for uid in uids] == said
+    assert not chain.consumer.tokens("late'")
+    for stage in (chain.producer, chain.consumer):
+        stage.ask(Wake(None, 2))
+    chain.run()
+    for uid in uids:
+        check(chain, uid, model)
+    assert len(chain.consumer.tokens("late'")) == 3
     assert_empty(chain)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 CONTINUITY_LIMIT_S = 0.1  # longest silence in the middle that still counts as continuous
@@ -74,11 +73,3 @@ class ContinuityMeter:
     def report(self) -> Continuity:
         """How playback has gone so far."""
         return Continuity(self._chunks, self._audio_s, self._worst_s, self._total_s, self._gaps)
-
-
-def measure(chunks: Iterable[tuple[float, float]]) -> Continuity:
-    """How the playback of (arrival, duration) in seconds goes; raises as `ContinuityMeter.add`."""
-    meter = ContinuityMeter()
-    for arrival_s, duration_s in chunks:
-        meter.add(arrival_s, duration_s)
-    return meter.report()

@@ -28,7 +28,7 @@ class OutEdge(msgspec.Struct, frozen=True):
 
 
 class InEdge(msgspec.Struct, frozen=True):
-    """An edge that ends at the stage; `adapter` is "module:Class" of an InputAdapter.
+    """An edge that ends at the stage; `adapter` is "module:Class" of an InputAdapterFactory.
 
     With `stream`, chunks of one request arrive while its producer runs.
     """

@@ -1,12 +1,6 @@
-"""A request's prompt where input comes from another stage or keeps arriving: life and arithmetic.
+"""A request's prompt where input comes from another stage or keeps arriving.
 
-    PLACEHOLDER ──plan──▶ CONDITIONED ──schedule──▶ IN_USE ──schedule──▶ IN_USE
-                               ▲                      │
-                               ╰─────── update ───────╯        any of them ──close──▶ CLOSED
-
-A prompt in use is scheduled again for its next chunk and when it is resumed after preemption.
-Everything here is a pure function; applying the result to a request is done in one place of the
-scheduler.
+Pure functions only; applying the result to a request is the scheduler's.
 """
 
 from __future__ import annotations
@@ -15,7 +9,6 @@ import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from antiphon.core.moves import move
 from antiphon.errors import AdapterError, EmptyInputError, InputTooLongError
 
 
@@ -35,50 +28,15 @@ class PromptPlan:
     extra: Mapping[str, bool | int | float | str] = field(default_factory=dict)
 
 
-class PromptState(enum.Enum):
-    """Whose prompt the request carries."""
-
-    PLACEHOLDER = "placeholder"  # stands for input that has not arrived; must not be computed
-    CONDITIONED = "conditioned"  # the real prompt, not scheduled yet
-    IN_USE = "in_use"  # at least one step has been scheduled with it
-    CLOSED = "closed"  # the request is over
-
-
-class PromptEvent(enum.Enum):
-    """What can happen to a prompt."""
-
-    PLAN = "plan"
-    SCHEDULE = "schedule"
-    UPDATE = "update"
-    CLOSE = "close"
-
-
-PROMPT_TRANSITIONS = {
-    (PromptState.PLACEHOLDER, PromptEvent.PLAN): PromptState.CONDITIONED,
-    (PromptState.CONDITIONED, PromptEvent.SCHEDULE): PromptState.IN_USE,
-    (PromptState.IN_USE, PromptEvent.SCHEDULE): PromptState.IN_USE,
-    (PromptState.CONDITIONED, PromptEvent.UPDATE): PromptState.CONDITIONED,
-    (PromptState.IN_USE, PromptEvent.UPDATE): PromptState.CONDITIONED,
-    (PromptState.PLACEHOLDER, PromptEvent.CLOSE): PromptState.CLOSED,
-    (PromptState.CONDITIONED, PromptEvent.CLOSE): PromptState.CLOSED,
-    (PromptState.IN_USE, PromptEvent.CLOSE): PromptState.CLOSED,
-}
-
-
-def advance(state: PromptState, event: PromptEvent, uid: str) -> PromptState:
-    """The next state. IllegalMove: a prompt is planned once, a placeholder never scheduled."""
-    return move(PROMPT_TRANSITIONS, state, event, f"Prompt of request {uid}")
-
-
 def validate_plan(
     plan: PromptPlan, max_model_len: int, max_tokens: int | None, vocab_size: int | None = None
-) -> int:
-    """Check a plan and return the number of tokens that may be generated after it.
+) -> None:
+    """Raise for a plan that cannot become a prompt.
 
-    `max_tokens` is clamped to what the model's length leaves; None asks for all of it, 0 says that
-    the stage samples nothing, so that the prompt may fill the length. Raises AdapterError for a
-    prompt that no adapter may return (empty, ids that are not int, negative or not below
-    `vocab_size`), InputTooLongError for one that does not fit.
+    AdapterError for a prompt that no adapter may return (empty, ids that are not int, negative or
+    not below `vocab_size`), InputTooLongError for one that does not fit. A stage that samples needs
+    room for one token; `max_tokens` 0 says that it samples nothing, and the prompt may fill the
+    length.
     """
     ids = plan.token_ids
     if not ids:
@@ -91,7 +49,7 @@ def validate_plan(
             f"The input adapter planned token ids from {min(ids)} to {max(ids)}; "
             f"they must be 0 or larger{limit}."
         )
-    return _room(len(ids), max_model_len, max_tokens)
+    _check_length(len(ids), max_model_len, samples=max_tokens != 0)
 
 
 def salt_for(plan: PromptPlan, uid: str) -> str | None:
@@ -122,43 +80,40 @@ class PromptUpdate:
 class UpdatedPrompt:
     """A session's prompt after an update.
 
-    `kept_computed` tokens at its front are computed already. With `drop_cache` the request's blocks
-    hold nothing of this prompt and must be freed.
+    Its first `reusable` tokens stand where they stood, so what has been computed of them holds.
+    With `drop_cache` the request's blocks hold nothing of this prompt and must be freed.
     """
 
     token_ids: tuple[int, ...]
-    kept_computed: int
+    reusable: int
     drop_cache: bool
 
 
 def update_prompt(
-    token_ids: Sequence[int],
-    num_prompt: int,
-    computed: int,
-    update: PromptUpdate,
-    max_model_len: int,
+    token_ids: Sequence[int], seen: int, update: PromptUpdate, max_model_len: int
 ) -> UpdatedPrompt:
     """The prompt of the next segment.
 
-    `token_ids` are prompt and output so far, `num_prompt` of them prompt, `computed` of them
-    confirmed by the device. Output that was sampled but never computed is not part of the history:
-    the model has not seen it. At least one token is left to compute, since otherwise the segment
-    could not sample. Raises EmptyInputError if nothing is left, InputTooLongError if the result
-    leaves no room to generate, ValueError for counts that cannot be.
+    `token_ids` are prompt and output so far. The first `seen` of them are the history: the prompt,
+    also if part of it is still to be computed, and the output that was fed back. The last sampled
+    token was not, so it is no part of the history: the model has not seen it. At least one token is
+    left to compute, since otherwise the segment could not sample. Raises EmptyInputError if nothing
+    is left, InputTooLongError if the result leaves no room to generate, ValueError for counts that
+    cannot be.
     """
-    if not (0 <= computed <= len(token_ids) and 0 <= num_prompt <= len(token_ids)):
-        raise ValueError(f"{num_prompt} prompt, {computed} computed of {len(token_ids)} tokens")
+    if not 0 <= seen <= len(token_ids):
+        raise ValueError(f"{seen} seen of {len(token_ids)} tokens")
     if update.keep < 0:
         raise ValueError(f"a window cannot keep {update.keep} tokens")
-    history = tuple(token_ids[: max(num_prompt, computed)])
+    history = tuple(token_ids[:seen])
     kept = _kept(history, update)
     result = kept + update.token_ids
     if not result:
         raise EmptyInputError("The update leaves the session without a prompt.")
-    _room(len(result), max_model_len, None)
+    _check_length(len(result), max_model_len, samples=True)
     same_positions = len(kept) == len(history) and update.kind is not UpdateKind.REPLACE
-    still_computed = min(computed, len(result) - 1) if same_positions else 0
-    return UpdatedPrompt(result, still_computed, drop_cache=not same_positions)
+    reusable = min(seen, len(result) - 1) if same_positions else 0
+    return UpdatedPrompt(result, reusable, drop_cache=not same_positions)
 
 
 def _kept(history: tuple[int, ...], update: PromptUpdate) -> tuple[int, ...]:
@@ -171,13 +126,10 @@ def _kept(history: tuple[int, ...], update: PromptUpdate) -> tuple[int, ...]:
             return history[max(0, len(history) - update.keep) :]
 
 
-def _room(length: int, max_model_len: int, max_tokens: int | None) -> int:
-    """Tokens that may follow a prompt of `length`. InputTooLongError if it does not fit."""
-    room = max_model_len - length
-    wanted = room if max_tokens is None else max_tokens
-    if room < (0 if max_tokens == 0 else 1):
+def _check_length(length: int, max_model_len: int, *, samples: bool) -> None:
+    """Raise InputTooLongError for a prompt that does not fit."""
+    if length + samples > max_model_len:
         raise InputTooLongError(
             f"The input has {length} tokens; the stage's model length is {max_model_len}"
-            f"{'' if max_tokens == 0 else ', of which at least one must be left to generate'}."
+            f"{', of which at least one must be left to generate' if samples else ''}."
         )
-    return min(wanted, room)

@@ -179,7 +179,7 @@ class LiveSession:
         if turn is None:
             return False
         if turn.phase is Phase.ENDING:
-            if own:  # the model's history has this text, so the reply has it
+            if own and turn.flow.units:  # the model's history has this text, so the reply has it
                 turn.flow.on_output(stage, Output(output.uid, output.token_ids), frames)
             return True
         self._take(turn, stage, output, frames)

@@ -114,8 +114,9 @@ class Session:
         """End every segment so far; returns when all stages have acknowledged it.
 
         From the call on none of their text or audio is yielded, but for one `Finished` each, whose
-        reply has all that was made. What the model had said stays in the conversation; a segment
-        that had not begun is dropped, and the model never sees its text.
+        reply has all that was made. What the entry stage had written stays in the conversation,
+        without its last token; it may be ahead of what was heard. A segment that had not begun is
+        dropped, and the model never sees its text.
         """
         await self._live.interrupt()
 

@@ -45,7 +45,9 @@ class StepRows:
     """Tensors of one request and one step.
 
     `hidden` is [n, hidden] for the n positions that were computed, or None when not asked for.
-    PER_TOKEN side outputs have n rows. All tensors are copies and may be kept.
+    PER_TOKEN side outputs have n rows. The tensors are views of one copy that the step's requests
+    share: they may be kept but not written to, and each keeps the whole copy in memory. An adapter
+    that keeps a few rows for long should clone them.
     """
 
     first_position: int

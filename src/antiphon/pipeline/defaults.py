@@ -126,6 +126,12 @@ def _fill_stage(
     }
     rest = {name: value for name, value in stage.engine.items() if name not in OWN_FIELD}
     filled = {**defaults, **chosen, "engine_args": {**rest, **given.engine_args}}
+    if filled["engine_args"].get("pipeline_parallel_size", 1) != 1:
+        # The first rank takes a stage's orders, and the last one answers.
+        raise DeploymentError(
+            "engine_args.pipeline_parallel_size: a stage is not split by layers in this version;"
+            " remove it"
+        )
     return StageDeployment(device=device, **filled)
 
 

@@ -159,7 +159,10 @@ class Deployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """
 
     connector_bytes: int | str = "256MiB"
-    """Most bytes of payloads that may be under way at once: bytes, or text such as 256MiB."""
+    """Most bytes that a stage may have stored and nobody has taken: bytes, or text such as 256MiB.
+
+    Each stage's connector has this bound of its own.
+    """
 
     start_timeout_s: float = 600.0
     """Seconds that the stages may take to start once their models are there; 0 waits for ever."""

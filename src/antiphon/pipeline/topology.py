@@ -74,7 +74,7 @@ class Edge:
     consumer: str
     mode: EdgeMode
     output_adapter: str  # "module:Class", an OutputAdapterFactory
-    input_adapter: str  # "module:Class", an InputAdapter
+    input_adapter: str  # "module:Class", an InputAdapterFactory
     split: bool = False
     options: Mapping[str, Scalar] = field(default_factory=dict)
 
@@ -283,6 +283,7 @@ def _check_graph(topology: Topology) -> None:
                 f"stage {name} has {count} incoming edges, and this version joins none;"
                 " leave it one"
             )
+    _check_branches(topology)
     _check_cycles(topology)
     reached = {
         stage.name for entry in topology.entries for stage in _downstream(topology, entry.stage)
@@ -295,6 +296,25 @@ def _check_graph(topology: Topology) -> None:
         if stage.output is None and not topology.edges_from(stage.name):
             raise TopologyError(
                 f"stage {stage.name} has neither an output nor an edge that leaves it; add one"
+            )
+
+
+def _check_branches(topology: Topology) -> None:
+    """Requests in mid-decode keep their seats while they wait. Behind one producer two such stages
+    could seat them in different orders, and wait for each other.
+    """
+    for stage in topology.stages:
+        into = [
+            edge.name
+            for edge in topology.edges_from(stage.name)
+            if edge.mode is EdgeMode.STREAM
+            and not edge.split
+            and topology.stage(edge.consumer).kind is StageKind.AR
+        ]
+        if len(into) > 1:
+            raise TopologyError(
+                f"stage {stage.name} feeds two ar stages by streams ({', '.join(into)}), whose"
+                " requests could wait for each other; declare one of them with EdgeMode.FULL"
             )
 
 

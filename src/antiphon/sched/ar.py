@@ -103,19 +103,13 @@ class ARMixin(StageSchedulerMixin):
         # The last sampled token has never been forwarded: the model has not seen it.
         seen = tokens - 1 if request.num_output_tokens else request.num_prompt_tokens
         try:
-            prompt = update_prompt(
-                request.all_token_ids,
-                request.num_prompt_tokens,
-                seen,
-                update.prompt,
-                self.max_model_len,
-            )
+            prompt = update_prompt(request.all_token_ids, seen, update.prompt, self.max_model_len)
             if (error := self.prompt_error(len(prompt.token_ids))) is not None:
                 raise error
         except AntiphonError as error:
             self.fail_requests([uid], error)
             return
-        kept = 0 if prompt.drop_cache else min(prompt.kept_computed, request.num_computed_tokens)
+        kept = 0 if prompt.drop_cache else min(prompt.reusable, request.num_computed_tokens)
         if not kept:
             self._free_request_blocks(request)
         first = 0 if prompt.drop_cache else min(seen, len(prompt.token_ids))

@@ -36,9 +36,14 @@ class Coordinator:
     """
 
     def __init__(
-        self, clock: Callable[[], float], edges: Iterable[OutEdge] = (), *, samples: bool = True
+        self,
+        clock: Callable[[], float],
+        edges: Iterable[OutEdge] = (),
+        *,
+        stage: str = "",
+        samples: bool = True,
     ) -> None:
-        self.inputs = Inputs(clock, self._note_used, samples=samples)
+        self.inputs = Inputs(clock, self._note_used, stage=stage, samples=samples)
         self.gate = self.inputs.gate
         self.outflow = Outflow(clock, edges)
         self.events = StageEvents()

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from vllm import PoolingParams
+from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import FinishReason
@@ -46,10 +47,10 @@ class GenerationScheduler(StageSchedulerMixin, Scheduler):
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         turn, self._turn = self._turn, []
-        if not self._runnable and (idle := self._window.let_in()) is not None:
-            turn.append(idle)
         for uid in turn:
             self._go_on(uid)
+        if self._idles and (next_ := self._window.let_in()) is not None:
+            self._go_on(next_)
         held = self.parking.held
         running = [r for r in self.running if r.request_id not in held]
         started = sum(r.num_tokens - r.num_computed_tokens for r in running)
@@ -57,7 +58,13 @@ class GenerationScheduler(StageSchedulerMixin, Scheduler):
         return super().schedule(throttle_prefills)
 
     def has_requests(self) -> bool:
-        return bool(self._turn or self._window.waiting) or super().has_requests()
+        return bool(self._turn) or self._idles or super().has_requests()
+
+    @property
+    def _idles(self) -> bool:
+        """Whether no stream in the window has a chunk to run, while others wait with one."""
+        awake = self.pause_state == PauseState.UNPAUSED
+        return awake and self._window.waiting > 0 and not self._runnable
 
     def _handle_blocked_waiting_request(self, request: Request) -> bool:
         """Hold a request for the next step when this one cannot take all of it."""

@@ -51,7 +51,10 @@ class Delivered:
 class Inputs:
     """Gates and what has come through them. `samples`: the stage is an ar stage."""
 
-    def __init__(self, clock: Callable[[], float], note_used: NoteUsed, *, samples: bool) -> None:
+    def __init__(
+        self, clock: Callable[[], float], note_used: NoteUsed, *, stage: str, samples: bool
+    ) -> None:
+        self._stage = stage
         self.gate = Gate(clock)
         self.streams: dict[str, Inflow] = {}  # ar requests that need a row for each token
         self._note_used = note_used
@@ -178,9 +181,9 @@ class Inputs:
         for wait in self.gate.expired():
             seen = "nothing arrived" if wait.last_seq < 0 else f"the last chunk was {wait.last_seq}"
             error = StageInputTimeout(
-                f"request {wait.uid} waited {wait.waited_s:.1f} s for input on edge "
-                f"'{wait.edge}' ({seen}); raise the input wait timeout or look at the "
-                f"producing stage"
+                f"request {wait.uid} of stage '{self._stage}' waited {wait.waited_s:.1f} s for "
+                f"input on edge '{wait.edge}' ({seen}); raise the input wait timeout or look at "
+                f"the producing stage"
             )
             found.append((wait.uid, error))
         return found

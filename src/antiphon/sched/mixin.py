@@ -12,7 +12,7 @@ from vllm.v1.engine import EngineCoreOutputs, FinishReason
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
-from antiphon.core.options import StageOptions
+from antiphon.core.options import ConnectorSpec, StageOptions
 from antiphon.core.prompt_plan import PromptPlan, validate_plan
 from antiphon.core.tickets import StageNews
 from antiphon.errors import AdapterError, AntiphonError, InputTooLongError
@@ -47,8 +47,10 @@ class StageSchedulerMixin(EndsMixin, RoomMixin, Scheduler):
         super().__init__(*args, **kwargs)
         require_v1_runner(self.vllm_config)
         self.options = StageOptions.from_config(self.vllm_config.additional_config)
-        edges = () if self.options is None else self.options.outputs
-        self.coordinator = Coordinator(type(self).clock, edges, samples=self.samples)
+        options = self.options or StageOptions("", ConnectorSpec("inproc", ""))
+        self.coordinator = Coordinator(
+            type(self).clock, options.outputs, stage=options.stage, samples=self.samples
+        )
         self.parking = Parking(self)
         self._logprobs = LogprobWatch()
         self._moved = set()

@@ -12,8 +12,8 @@ from antiphon.sched.parking import Parking
 
 
 class RoomMixin(Scheduler):
-    """Parks requests and lets them go on. Progress is certain: nothing that waits for another
-    stage keeps seats and blocks that running requests need.
+    """Parks requests and lets them go on. In a chain of stages progress is certain: what waits for
+    another stage does not keep for ever what that stage's progress needs.
     """
 
     options: StageOptions | None

@@ -16,6 +16,7 @@ from vllm import PoolingParams, SamplingParams
 from vllm.engine.arg_utils import EngineArgs
 from vllm.exceptions import VLLMValidationError
 from vllm.tasks import POOLING_TASKS, PoolingTask
+from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.engine.core_client import InprocClient
 from vllm.v1.executor.abstract import Executor
@@ -186,6 +187,12 @@ class StageEngine:
 
     def abort(self, uids: list[str]) -> None:
         self._client.abort_requests(uids)
+
+    def pause(self, paused: bool) -> None:
+        """Have steps schedule nothing; orders and ends still reach the worker."""
+        state = PauseState.PAUSED_ALL if paused else PauseState.UNPAUSED
+        if self.scheduler.pause_state != state:
+            self.scheduler.set_pause_state(state)
 
     def give_up_blocks(self) -> None:
         """Before a sleep: nothing runs, and whoever holds blocks computes them again."""

@@ -167,8 +167,7 @@ def engine_args(stage: Stage, settings: StageDeployment) -> dict[str, Any]:
         "scheduler_cls": SCHEDULERS[stage.kind, overlap],
         "worker_cls": WORKERS[settings.device, stage.kind],
     }
-    ranks = args.get("tensor_parallel_size", 1) * args.get("pipeline_parallel_size", 1)
-    if ranks == 1:
+    if args.get("tensor_parallel_size", 1) == 1:
         args.setdefault("distributed_executor_backend", _ONE_WORKER)
     return args
 

@@ -78,6 +78,7 @@ class Slumber:
         if self._bedtime is None or self._engine.has_work:
             return
         command, self._bedtime = self._bedtime, None
+        self._engine.pause(True)  # room on an edge, say, must not start anything now
         self._engine.give_up_blocks()
         freed, error = self._attempt(
             lambda: self._engine.call_workers("stage_sleep", command.level)
@@ -110,6 +111,7 @@ class Slumber:
 
     def _go_on(self) -> None:
         if self.awake:
+            self._engine.pause(False)
             self._engine.scheduler.coordinator.gate.resume()
             held, self._held = self._held, []
             for command in held:

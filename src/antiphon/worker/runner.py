@@ -36,16 +36,12 @@ class StageRunnerMixin(GPUModelRunner):
         self._tap: OutputTap | None = None
         self._untapped: Any = None
         options = StageOptions.from_config(vllm_config.additional_config)
-        # One rank speaks for the stage; its tensor-parallel peers compute the same.
+        # One rank speaks for the stage; its tensor-parallel peers compute the same tokens.
         if options is not None and vllm_config.parallel_config.rank == 0:
             spec, model = options.connector, vllm_config.model_config
             connector = make_connector(spec.kind, spec.run, spec.max_bytes)
-            self.io = StageIO(
-                options,
-                model.model,
-                connector,
-                embed_width=model.get_inputs_embeds_size() if model.enable_prompt_embeds else None,
-            )
+            width = model.get_inputs_embeds_size() if _takes_rows(vllm_config) else None
+            self.io = StageIO(options, model.model, connector, embed_width=width)
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         super().load_model(*args, **kwargs)
@@ -65,17 +61,16 @@ class StageRunnerMixin(GPUModelRunner):
     # --- per request --------------------------------------------------------------------------
 
     def _update_states(self, scheduler_output: SchedulerOutput) -> Any:
-        if self.io is not None:
-            for new in scheduler_output.scheduled_new_reqs:
-                rows = self.io.prompt_rows(new.req_id)
-                if rows is not None:
-                    new.prompt_embeds = rows.to(self.dtype)
-                    new.prompt_token_ids = None
-                if (known := self.requests.get(new.req_id)) is not None:
-                    # A session's next segment: upstream takes its parameters, but not its seed.
-                    params = new.sampling_params
-                    seed = None if params is None else params.seed
-                    known.generator = None if seed is None else self._generator(seed)
+        for new in scheduler_output.scheduled_new_reqs:
+            rows = None if self.io is None else self.io.prompt_rows(new.req_id)
+            if rows is not None:
+                new.prompt_embeds = rows.to(self.dtype)
+                new.prompt_token_ids = None
+            if (known := self.requests.get(new.req_id)) is not None:
+                # A session's next segment: upstream takes its parameters, but not its seed.
+                params = new.sampling_params
+                seed = None if params is None else params.seed
+                known.generator = None if seed is None else self._generator(seed)
         return super()._update_states(scheduler_output)
 
     def _generator(self, seed: int) -> torch.Generator:
@@ -150,6 +145,12 @@ class StageRunnerMixin(GPUModelRunner):
         failed = materialise(self.device_ops, wanted, state.hidden_states, side, num_requests)
         for want, error in failed:
             io.fail(batch.req_ids[want.index], error)
+
+
+def _takes_rows(config: VllmConfig) -> bool:
+    """Whether rows can reach the model: its peers are given none, drafts are verified without."""
+    alone = config.parallel_config.world_size == 1 and config.speculative_config is None
+    return alone and bool(config.model_config.enable_prompt_embeds)
 
 
 class CpuStageRunner(StageRunnerMixin, CPUModelRunner):

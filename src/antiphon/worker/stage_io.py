@@ -185,8 +185,10 @@ class StageIO:
     # --- parts --------------------------------------------------------------------------------
 
     def _execute(self, work: StageWork) -> None:
+        dropped = {(ended.uid, ended.epoch) for ended in work.ended if not ended.keep}
         for uid, accepted in work.tokens.items():
-            self._guard(uid, self._accept, uid, accepted)
+            if (uid, accepted.epoch) not in dropped:
+                self._guard(uid, self._accept, uid, accepted)
         for ended in work.ended:
             self._guard(ended.uid, self._end, ended)
         for fetch in work.fetches:
