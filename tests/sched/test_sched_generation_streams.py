@@ -429,3 +429,19 @@ def test_a_parked_stream_leaves_the_window_to_those_that_wait() -> None:
     stage.consume()
     assert batches(stage) == [{"a": 4}]
     stage.check_empty()
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_the_windows_bound_holds_when_a_slot_changes_hands(size: int) -> None:
+    """C77: no step serves more streams than the window has slots."""
+    stage = make_stage(active_streams=size)
+    uids = "abcdef"
+    for uid in uids:
+        stage.submit(uid, stream=True)
+        for seq in range(3):
+            stage.deliver(uid, chunk(seq), seq=seq, end=seq == 2)
+    steps = batches(stage)
+    assert max(len(step) for step in steps) == size
+    assert sum(len(step) for step in steps) == 3 * len(uids)
+    assert all(stage.ends(uid) == [FinishReason.STOP] for uid in uids)
+    stage.check_empty()

@@ -35,23 +35,34 @@ ROWS, TOKENS = 3, 12
 PROMPT = [5, 17, 80, 3]
 
 
-def spec(name: str, model: str, **over: Any) -> Any:
-    made = tiny_spec(name, model, RUN, input_wait_timeout_s=PATIENCE, **over)
-    args = made.engine_args | {"scheduler_cls": "tiny_clock.ClockedARScheduler"}
+def spec(name: str, model: str, overlap: bool, **over: Any) -> Any:
+    made = tiny_spec(
+        name, model, RUN, input_wait_timeout_s=PATIENCE, async_scheduling=overlap, **over
+    )
+    scheduler = "ClockedAsyncARScheduler" if overlap else "ClockedARScheduler"
+    args = made.engine_args | {"scheduler_cls": f"tiny_clock.{scheduler}"}
     return msgspec.structs.replace(made, connector=CONNECTOR, engine_args=args)
 
 
+KINDS = {"params": [False, True], "ids": ["sync", "async"]}
+
+
+@pytest.fixture(scope="module", **KINDS)
+def overlap(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
 @pytest.fixture(scope="module")
-def producer(engines: EnginePool, model_a: str) -> Driven:
+def producer(engines: EnginePool, model_a: str, overlap: bool) -> Driven:
     edge = OutEdge("rows", "tiny_streams:RowChunksOut", stream=True, limits=LIMITS)
-    return engines.stage(spec("faulty-producer", model_a, outputs=(edge,)))
+    return engines.stage(spec("faulty-producer", model_a, overlap, outputs=(edge,)))
 
 
 @pytest.fixture(scope="module")
-def consumer(engines: EnginePool, model_b: str) -> Driven:
+def consumer(engines: EnginePool, model_b: str, overlap: bool) -> Driven:
     edge = InEdge("rows", "tiny_streams:RowStreamIn", stream=True)
     return engines.stage(
-        spec("faulty-consumer", model_b, inputs=(edge,), enable_prompt_embeds=True)
+        spec("faulty-consumer", model_b, overlap, inputs=(edge,), enable_prompt_embeds=True)
     )
 
 

@@ -160,7 +160,7 @@ def test_rows_matter(
 def test_past_the_end_tokens_are_padded(
     producers: dict[str, Driven], consumers: dict[str, Driven], model: LlamaForCausalLM
 ) -> None:
-    """The consumer goes on after the last row, and never before the end is known."""
+    """C102: token r has row r; past the last row, and never before the end is known, padding."""
     chain = fresh(producers["roomy"], consumers["roomy"])
     chain.producer.submit(
         "r0", PROMPT, edges=("rows",), params={"chunk": 1}, sampling={"max_tokens": 10}

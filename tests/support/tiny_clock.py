@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from antiphon.sched.ar import ARScheduler
+from antiphon.sched.ar import ARScheduler, AsyncARScheduler
 from antiphon.testing.clock import ManualClock
 
 CLOCK = ManualClock(start=1.0)
@@ -10,5 +10,11 @@ CLOCK = ManualClock(start=1.0)
 
 class ClockedARScheduler(ARScheduler):
     """Reads `CLOCK`."""
+
+    clock = staticmethod(CLOCK)
+
+
+class ClockedAsyncARScheduler(AsyncARScheduler):
+    """The same with asynchronous scheduling."""
 
     clock = staticmethod(CLOCK)
