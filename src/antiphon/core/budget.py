@@ -6,9 +6,8 @@ outstanding never waits. Otherwise there would be a deadlock: the totals are use
 the consumer does not serve yet (it serves some at a time), and the one that it does serve may not
 send its first chunk because of them. So whoever is served gets on: what it has sent is used up,
 and then it has nothing outstanding. The argument needs a consumer that uses up a chunk without
-waiting for the next one, and stages in a chain: where a stage feeds two stream edges, requests that
-hold seats in different orders at the two consumers could wait for each other. The schedulers end
-that: when nothing could be scheduled, a request that is passed over gives up its seat.
+waiting for the next one, and stages in a chain: two consumers that seat requests in different
+orders could wait for each other. A topology in which one stage feeds two such is refused.
 
 The limits say when to stop, not how far the last step goes: the totals can be exceeded by what each
 request sends in one step. A chunk larger than a limit passes and blocks until it is returned.
