@@ -144,6 +144,20 @@ def test_two_streams_to_ar_stages_from_one_stage_are_refused() -> None:
     assert replace(TOPOLOGY, stages=stages, edges=(streams[0], whole, CODES)).edge_into("echo")
 
 
+def test_streams_are_followed_through_generation_stages() -> None:
+    """A branch that reaches its ar stage through a generation stage is no other."""
+    encoder = replace(CODE2WAV, name="encoder", output=None)
+    echo = replace(TALKER, name="echo", output="echo")
+    edges = (
+        replace(SPEECH, mode=EdgeMode.STREAM, split=False),
+        replace(SPEECH, name="frames", consumer="encoder", mode=EdgeMode.STREAM, split=False),
+        replace(CODES, name="more", producer="encoder", consumer="echo", mode=EdgeMode.STREAM),
+    )
+    stages = (THINKER, TALKER, CODE2WAV, encoder, echo)
+    with pytest.raises(TopologyError, match="thinker feeds two ar stages by streams"):
+        replace(TOPOLOGY, stages=stages, edges=(*edges, CODES))
+
+
 def test_text_only_stops_at_the_thinker() -> None:
     assert TOPOLOGY.path_from("chat", ["text"]) == (THINKER,)
 

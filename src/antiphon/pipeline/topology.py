@@ -283,8 +283,8 @@ def _check_graph(topology: Topology) -> None:
                 f"stage {name} has {count} incoming edges, and this version joins none;"
                 " leave it one"
             )
-    _check_branches(topology)
     _check_cycles(topology)
+    _check_branches(topology)
     reached = {
         stage.name for entry in topology.entries for stage in _downstream(topology, entry.stage)
     }
@@ -304,18 +304,21 @@ def _check_branches(topology: Topology) -> None:
     could seat them in different orders, and wait for each other.
     """
     for stage in topology.stages:
-        into = [
-            edge.name
-            for edge in topology.edges_from(stage.name)
-            if edge.mode is EdgeMode.STREAM
-            and not edge.split
-            and topology.stage(edge.consumer).kind is StageKind.AR
-        ]
+        into = [e.name for e in topology.edges_from(stage.name) if _streams_to_ar(topology, e)]
         if len(into) > 1:
             raise TopologyError(
                 f"stage {stage.name} feeds two ar stages by streams ({', '.join(into)}), whose"
-                " requests could wait for each other; declare one of them with EdgeMode.FULL"
+                " requests could wait for each other; let one of the edges be full"
             )
+
+
+def _streams_to_ar(topology: Topology, edge: Edge) -> bool:
+    """Whether chunks reach an ar stage by this edge, also through generation stages."""
+    if edge.mode is not EdgeMode.STREAM or edge.split:
+        return False
+    consumer = topology.stage(edge.consumer)
+    behind = topology.edges_from(consumer.name)
+    return consumer.kind is StageKind.AR or any(_streams_to_ar(topology, e) for e in behind)
 
 
 def _check_cycles(topology: Topology) -> None:
