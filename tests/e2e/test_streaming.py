@@ -21,6 +21,7 @@ from antiphon import (
     Reply,
     TextDelta,
 )
+from antiphon.core.continuity import CONTINUITY_LIMIT_S
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900)]
 
@@ -132,11 +133,11 @@ async def test_the_first_sound_comes_early_for_four_at_once(voice: AsyncOmni) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2])
 async def test_playback_has_no_gap(voice: AsyncOmni, count: int) -> None:
-    """C76, C79: nothing runs dry after the first chunk."""
+    """C76, C79: nothing runs dry after the first chunk; one round may meet a busy machine."""
     worst = []
     await at_once(voice, count)
     for _ in range(ROUNDS):
         reports = [reply.timings.continuity for reply in await at_once(voice, count)]
         worst.append(max(report.worst_underrun_s for report in reports if report is not None))
     print(f"worst gaps: {[round(seconds, 2) for seconds in worst]} s")
-    assert statistics.median(worst) <= 0.1
+    assert sorted(worst)[-2] <= CONTINUITY_LIMIT_S
