@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
@@ -207,13 +208,13 @@ class StageSchedulerMixin(EndsMixin, RoomMixin, Scheduler):
 
     # --- what the two kinds of stages do differently ------------------------------------------
 
+    @abstractmethod
     def _begin(self, uid: str, plan: PromptPlan | None) -> None:
         """A request's next input has been planned."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _rests(self, request: Request, reason: FinishReason) -> None:
         """A resumable request has stopped."""
-        raise NotImplementedError
 
     def _forget(self, uid: str) -> None:
         """The request is over."""
