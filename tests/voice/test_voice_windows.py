@@ -27,7 +27,7 @@ from antiphon.models.voice import phonemes, synthesis
 from antiphon.models.voice.codec import FRAMES_PER_CODE, CodecSizes
 from antiphon.models.voice.synthesis import MARGIN, Span, synthesise
 from antiphon.models.voice.vocabulary import CODES_PER_SECOND, FIRST_CODE, SAMPLES_PER_CODE
-from antiphon.models.voice.windows import CONTEXT_CODES, Window, check_window, window_of
+from antiphon.models.voice.windows import CONTEXT_CODES, CodeWindow, check_window, window_of
 
 if TYPE_CHECKING:
     from voice_engines import StockEngine
@@ -80,20 +80,20 @@ def test_windows_that_cannot_be(first: Any, left: Any, right: Any, message: str)
     """Refused where a request can be refused alone; the pooler takes them for whole utterances."""
     with pytest.raises(AdapterError, match=message):
         check_window(first, left, right, 10)
-    assert window_of({"first": first, "left": left, "right": right}, 10) == Window()
+    assert window_of({"first": first, "left": left, "right": right}, 10) == CodeWindow()
 
 
 @pytest.mark.parametrize(
     ("extra", "window"),
     [
-        (None, Window()),
-        ({}, Window()),
-        ({"other": "x"}, Window()),
-        ({"right": 3}, Window(right=3)),
-        ({"first": 9, "left": 2, "right": 3}, Window(9, 2, 3)),
+        (None, CodeWindow()),
+        ({}, CodeWindow()),
+        ({"other": "x"}, CodeWindow()),
+        ({"right": 3}, CodeWindow(right=3)),
+        ({"first": 9, "left": 2, "right": 3}, CodeWindow(9, 2, 3)),
     ],
 )
-def test_absent_keys_are_0(extra: Mapping[str, Any] | None, window: Window) -> None:
+def test_absent_keys_are_0(extra: Mapping[str, Any] | None, window: CodeWindow) -> None:
     """A request without any is a whole utterance."""
     assert window_of(extra, 10) == window
 
@@ -263,7 +263,7 @@ def test_an_utterance_starts_with_phase_0(decoding: Decoding) -> None:
     codes = random_codes(40, 4)
     for chunk in cut(random_codes(60, 3), [20]):
         decoding.step([chunk], [state])
-    (wave,) = decoding.step([Chunk(codes, Window())], [state])
+    (wave,) = decoding.step([Chunk(codes, CodeWindow())], [state])
     assert torch.equal(wave, plain_wave(codes))
 
 
@@ -271,7 +271,7 @@ def test_a_window_without_new_codes_is_silent(decoding: Decoding) -> None:
     """No samples, and the phase stays."""
     codes = random_codes(60, 3)
     chunks = list(cut(codes, [20]))
-    nothing = Chunk(codes[16:36], Window(first=20, left=4, right=16))
+    nothing = Chunk(codes[16:36], CodeWindow(first=20, left=4, right=16))
     wave = decoding.stream(iter([chunks[0], nothing, *chunks[1:]]))
     assert difference(wave, plain_wave(codes)) <= TOLERANCE
 
@@ -279,7 +279,7 @@ def test_a_window_without_new_codes_is_silent(decoding: Decoding) -> None:
 def test_a_wrong_window_leaves_the_others_alone(decoding: Decoding) -> None:
     """It counts as a whole utterance; the step does not fail."""
     good, bad = random_codes(20, 1), random_codes(12, 2)
-    chunks = [Chunk(bad, Window(first=2, left=9, right=9)), Chunk(good, Window())]
+    chunks = [Chunk(bad, CodeWindow(first=2, left=9, right=9)), Chunk(good, CodeWindow())]
     waves = decoding.step(chunks, [PoolingStates(), PoolingStates()])
     assert torch.equal(waves[0], plain_wave(bad))
     assert torch.equal(waves[1], plain_wave(good))

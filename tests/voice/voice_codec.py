@@ -24,7 +24,7 @@ from antiphon.models.voice.code2wav_config import Code2WavConfig
 from antiphon.models.voice.codec import CodecDecoder
 from antiphon.models.voice.synthesis import synthesise
 from antiphon.models.voice.vocabulary import NUM_CODES
-from antiphon.models.voice.windows import CONTEXT_CODES, Window
+from antiphon.models.voice.windows import CONTEXT_CODES, CodeWindow
 
 
 @functools.cache
@@ -56,7 +56,7 @@ class Chunk:
     """A prompt of a stream: the codes of a window."""
 
     codes: list[int]
-    window: Window
+    window: CodeWindow
 
 
 def cut(
@@ -69,7 +69,7 @@ def cut(
     while first < len(codes):
         end = min(first + sizes[min(index, len(sizes) - 1)], len(codes))
         start, stop = max(0, first - left), min(end + right, len(codes))
-        yield Chunk(codes[start:stop], Window(first, first - start, stop - end))
+        yield Chunk(codes[start:stop], CodeWindow(first, first - start, stop - end))
         first, index = end, index + 1
 
 

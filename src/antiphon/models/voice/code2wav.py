@@ -1,8 +1,8 @@
 """The codec decoder as a stage of vLLM: an attention-free pooling model. A prompt is a run of
 codes, its pooled output the waveform, float32 [samples] at 24 kHz.
 
-Without more, a prompt is a whole utterance. With the keys of a `Window` in `extra_kwargs` it is one
-chunk of a stream of codes, and the output is the sound of its new codes, 600 samples each. The
+Without more, a prompt is a whole utterance. With the keys of a `CodeWindow` in `extra_kwargs` it is
+one chunk of a stream of codes, and the output is the sound of its new codes, 600 samples each. The
 chunks of a request come in order, one prompt at a time; between them a request keeps the phase of
 its pulse train, in upstream's own per-request state, and nothing else.
 
@@ -28,7 +28,7 @@ from vllm.v1.pool.metadata import PoolingMetadata, PoolingStates
 from antiphon.models.voice.code2wav_config import Code2WavConfig
 from antiphon.models.voice.codec import FRAMES_PER_CODE, CodecDecoder, CodecSizes
 from antiphon.models.voice.synthesis import MARGIN, Span, synthesise
-from antiphon.models.voice.windows import Window, window_of
+from antiphon.models.voice.windows import CodeWindow, window_of
 
 
 def sizes_of(config: Code2WavConfig) -> CodecSizes:
@@ -83,7 +83,7 @@ class WaveformPooler(Pooler):
         return [waves[index] for index in range(len(lengths))]
 
     def _sound(
-        self, spectrum: torch.Tensor, pitch: torch.Tensor, window: Window, state: PoolingStates
+        self, spectrum: torch.Tensor, pitch: torch.Tensor, window: CodeWindow, state: PoolingStates
     ) -> torch.Tensor:
         """The waveform of a window's new codes; moves the request's phase on to their end."""
         span = Span(

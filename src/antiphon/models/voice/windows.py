@@ -24,7 +24,7 @@ FIRST, LEFT, RIGHT = "first", "left", "right"
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class CodeWindow:
     """Where the prompt lies in its stream, in codes. The default is a whole utterance.
 
     `first` is the stream index of the first new code, `left` and `right` are the context codes
@@ -56,7 +56,7 @@ def check_window(first: int, left: int, right: int, num_codes: int) -> None:
         )
 
 
-def window_of(extra: Mapping[str, Any] | None, num_codes: int) -> Window:
+def window_of(extra: Mapping[str, Any] | None, num_codes: int) -> CodeWindow:
     """The window that a request's `extra_kwargs` describe; absent keys are 0.
 
     Never raises, since whoever decodes does so for the whole batch: a prompt whose window
@@ -66,5 +66,5 @@ def window_of(extra: Mapping[str, Any] | None, num_codes: int) -> Window:
     try:
         check_window(first, left, right, num_codes)
     except AdapterError:
-        return Window()
-    return Window(first, left, right)
+        return CodeWindow()
+    return CodeWindow(first, left, right)
