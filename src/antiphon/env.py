@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -91,6 +92,11 @@ def log_level() -> LogLevel:
         if value == level:
             return level
     raise SettingError(f"{LOG_LEVEL} is {value!r}; use one of {', '.join(_LEVELS)}.")
+
+
+def adopt(variables: Mapping[str, str]) -> None:
+    """Set variables of this process, for libraries that read them when they are imported."""
+    os.environ.update(variables)
 
 
 def parse_timeout(value: str | float, source: str) -> float:

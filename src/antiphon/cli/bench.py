@@ -82,17 +82,17 @@ def run_worker(options: argparse.Namespace) -> int:
     from antiphon.cli.setup import check_bench
 
     check_bench(options.json)
-    import os
     import warnings
 
+    from antiphon.env import adopt
     from antiphon.pipeline.defaults import detect_device
     from antiphon.pipeline.deployment import StageDeployment
     from antiphon.stage.resolve import stage_environment
 
     # The engine is in this process: its settings have to be there before vLLM is imported.
-    os.environ |= stage_environment(StageDeployment(device=detect_device(), threads=1), "error")
+    adopt(stage_environment(StageDeployment(device=detect_device(), threads=1), "error"))
     if not options.verbose:
-        os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
+        adopt({"TORCH_CPP_LOG_LEVEL": "ERROR"})
         warnings.simplefilter("ignore", FutureWarning)
     from antiphon.bench.worker import main
 
