@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 
 import pytest
@@ -15,7 +16,8 @@ from antiphon.worker import cpu, cuda
 from antiphon.worker.device import CudaOps, DeviceOps
 from antiphon.worker.load import load_object
 from antiphon.worker.mixin import StageWorkerMixin
-from antiphon.worker.runner import CpuStageRunner, CudaStageRunner, StageRunnerMixin
+from antiphon.worker.runner import CpuStageRunner, CudaStageRunner, StageRunnerMixin, takes_rows
+from factory import make_config
 
 OVERRIDES = {
     "load_model",
@@ -80,3 +82,16 @@ def test_the_memory_snapshot_follows_the_distributed_initialisation() -> None:
     assert (
         0 < source.index("init_worker_distributed_environment(") < source.index("MemorySnapshot(")
     )
+
+
+@pytest.mark.parametrize(
+    ("embeds", "workers", "taken"), [(True, 1, True), (False, 1, False), (True, 2, False)]
+)
+def test_rows_reach_a_model_that_takes_embeddings_on_one_worker(
+    embeds: bool, workers: int, taken: bool
+) -> None:
+    """Its tensor-parallel peers are given none: they would compute other tokens."""
+    config = copy.deepcopy(make_config())
+    config.model_config.enable_prompt_embeds = embeds
+    config.parallel_config.world_size = workers
+    assert takes_rows(config) is taken

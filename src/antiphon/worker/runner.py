@@ -40,7 +40,7 @@ class StageRunnerMixin(GPUModelRunner):
         if options is not None and vllm_config.parallel_config.rank == 0:
             spec, model = options.connector, vllm_config.model_config
             connector = make_connector(spec.kind, spec.run, spec.max_bytes)
-            width = model.get_inputs_embeds_size() if _takes_rows(vllm_config) else None
+            width = model.get_inputs_embeds_size() if takes_rows(vllm_config) else None
             self.io = StageIO(options, model.model, connector, embed_width=width)
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
@@ -147,7 +147,7 @@ class StageRunnerMixin(GPUModelRunner):
             io.fail(batch.req_ids[want.index], error)
 
 
-def _takes_rows(config: VllmConfig) -> bool:
+def takes_rows(config: VllmConfig) -> bool:
     """Whether rows can reach the model: its peers are given none, drafts are verified without."""
     alone = config.parallel_config.world_size == 1 and config.speculative_config is None
     return alone and bool(config.model_config.enable_prompt_embeds)
