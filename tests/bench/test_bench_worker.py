@@ -9,6 +9,7 @@ import pytest
 
 from antiphon.bench import worker
 from antiphon.bench.worker import NOTHING, ROWS, TOKENS, Row, main, row
+from antiphon.worker import cpu  # noqa: F401  a second's import that is no part of any test
 
 
 # Upstream looks at every attribute of torch.distributed when it makes a worker.
