@@ -25,6 +25,7 @@ AntiphonError
 │   ├── SampledLogprobContractError
 │   ├── PayloadError
 │   ├── ConnectorError
+│   ├── KVTransferError
 │   └── ShutdownError
 └── UpstreamError            vLLM is absent, of another version, or has moved a seam
     ├── UpstreamMissingError
@@ -207,6 +208,13 @@ class ConnectorError(StageError):
     """A connector could not store or find a payload."""
 
     code = "connector"
+    retryable = True
+
+
+class KVTransferError(StageError):
+    """A request's KV cache could not be handed to the next stage."""
+
+    code = "kv_transfer"
     retryable = True
 
 

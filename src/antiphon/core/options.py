@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from antiphon.core.budget import EdgeLimits
+from antiphon.core.kv_handoff import KvSettings, KvTransfer
 
 Scalar = bool | int | float | str
 
@@ -17,7 +18,9 @@ CONFIG_KEY = "antiphon"
 class OutEdge(msgspec.Struct, frozen=True):
     """An edge that leaves the stage; `adapter` is "module:Class" of an OutputAdapterFactory.
 
-    Without `stream`, what the adapter makes is held back until the request ends.
+    Without `stream`, what the adapter makes is held back until the request ends. With `kv` it
+    leaves together with the request's KV cache: as the blocks that its engine has (`kv_blocks`), or
+    as keys and values by position.
     """
 
     name: str
@@ -25,18 +28,23 @@ class OutEdge(msgspec.Struct, frozen=True):
     options: dict[str, Scalar] = {}
     stream: bool = False
     limits: EdgeLimits = EdgeLimits()
+    kv: KvTransfer | None = None
+    kv_settings: KvSettings = KvSettings()
+    kv_blocks: bool = False
 
 
 class InEdge(msgspec.Struct, frozen=True):
     """An edge that ends at the stage; `adapter` is "module:Class" of an InputAdapterFactory.
 
-    With `stream`, chunks of one request arrive while its producer runs.
+    With `stream`, chunks of one request arrive while its producer runs. With `kv` they bring a
+    KV cache.
     """
 
     name: str
     adapter: str
     options: dict[str, Scalar] = {}
     stream: bool = False
+    kv: bool = False
 
 
 class ConnectorSpec(msgspec.Struct, frozen=True):

@@ -67,6 +67,33 @@ class Accepted:
     epoch: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class KvShip:
+    """Copy a request's cache out of these blocks, before the step's forward, and store it.
+
+    `generation` numbers the stage's hand-offs: whatever belongs to an older one can be told.
+    """
+
+    uid: str
+    edge: str
+    epoch: int
+    generation: int
+    length: int  # tokens whose keys and values are in the blocks
+    token_ids: tuple[int, ...]  # those, and the one sampled after them if there is one
+    block_ids: tuple[tuple[int, ...], ...]  # by KV group
+    salt: str | None = None  # of the request's prefix-cache keys
+
+
+@dataclass(frozen=True, slots=True)
+class KvAck:
+    """What became of a `KvShip`: the ref of what is stored now, or why there is none."""
+
+    uid: str
+    generation: int
+    ref: Ref | None = None
+    error: ErrorInfo | None = None
+
+
 @dataclass(slots=True)
 class StageWork:
     """One step's orders. Empty ones are not sent."""
@@ -76,11 +103,12 @@ class StageWork:
     discards: list[str] = field(default_factory=list)  # connector keys that nobody will take
     tokens: dict[str, Accepted] = field(default_factory=dict)
     ended: list[Ended] = field(default_factory=list)
+    ships: list[KvShip] = field(default_factory=list)
     retry: bool = False  # try again to store what could not be stored
 
     def __bool__(self) -> bool:
         return self.retry or bool(
-            self.tickets or self.fetches or self.discards or self.tokens or self.ended
+            self.tickets or self.fetches or self.discards or self.tokens or self.ended or self.ships
         )
 
 
@@ -93,6 +121,7 @@ class Arrived:
     last: bool  # nothing follows it
     plan: PromptPlan | None = None  # ar: the prompt; generation: the next forward's input
     rows: int = 0  # decode rows that it brought
+    cached: int = 0  # ar: leading tokens of the plan's prompt whose cache the worker has
 
 
 @dataclass(slots=True)
@@ -103,7 +132,10 @@ class StageNews:
     refs: list[Ref] = field(default_factory=list)  # payloads that the connector now holds
     # (uid, why) of requests to end
     failed: list[tuple[str, ErrorInfo]] = field(default_factory=list)
+    acks: list[KvAck] = field(default_factory=list)
     retry_in_s: float | None = None  # something could not be stored: order a retry after this time
 
     def __bool__(self) -> bool:
-        return self.retry_in_s is not None or bool(self.arrived or self.refs or self.failed)
+        return self.retry_in_s is not None or bool(
+            self.arrived or self.refs or self.failed or self.acks
+        )

@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 
 from antiphon.core.prompt_plan import PromptPlan
+from antiphon.payload.kv import KvSnapshot
 from antiphon.payload.types import Payload, Scalar
 
 
@@ -91,13 +92,16 @@ class Input:
     """What a chunk became. Nothing at all: the adapter has absorbed it and waits for more.
 
     An `ar` request is given one `plan`, its prompt, and on a stream edge `rows`: output token r is
-    computed with row r. A generation request is given one plan per forward.
+    computed with row r. A generation request is given one plan per forward. `cache` is what the
+    request attends to: an `ar` prompt begins with the tokens that it covers, a generation model is
+    given it with its forward.
     """
 
     plan: PromptPlan | None = None
     prompt_rows: torch.Tensor | None = None  # [num_tokens, width], with `plan.rows_local`
     rows: torch.Tensor | None = None  # [n, width], behind those that came before
     padding: torch.Tensor | None = None  # [width], for steps past the last row, with the end
+    cache: KvSnapshot | None = None
 
 
 class InputAdapter(Protocol):

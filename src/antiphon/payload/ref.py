@@ -29,6 +29,8 @@ class Ref(msgspec.Struct, frozen=True):
 
     `uid` is the runtime's own id of the *producing* request, `seq` counts the chunks of
     (uid, edge, epoch) from 0. An empty end of stream has `end=True`, no `key` and no fields.
+    `token_ids` come with a KV cache that its consumer may compute itself if it is lost: those that
+    it covers, and the one sampled after them. With them and without `key` it is lost.
     """
 
     uid: str
@@ -39,7 +41,9 @@ class Ref(msgspec.Struct, frozen=True):
     nbytes: int = 0
     fields: tuple[FieldSpec, ...] = ()
     epoch: int = 0
+    token_ids: tuple[int, ...] = ()
 
     @property
     def empty(self) -> bool:
-        return self.key is None
+        """Whether it brings nothing but the end."""
+        return self.key is None and not self.token_ids

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from antiphon.payload.kv import KvSnapshot
 from antiphon.payload.ref import FieldSpec, Layout
 
 Scalar = bool | int | float | str
@@ -43,11 +44,15 @@ def shared(tensor: torch.Tensor) -> Field:
 class Payload:
     """What one chunk holds.
 
-    Tensors are owned by the payload: they never alias a buffer that a step reuses.
+    Tensors are owned by the payload: they never alias a buffer that a step reuses. On a `kv` edge
+    `token_ids` are those that the request's cache covers, and the one sampled after them if any;
+    without `cache` it is lost.
     """
 
     fields: Mapping[str, Field]
     meta: Mapping[str, Scalar] = field(default_factory=dict)
+    cache: KvSnapshot | None = None
+    token_ids: tuple[int, ...] = ()
 
     def specs(self) -> tuple[FieldSpec, ...]:
         return tuple(f.spec(name) for name, f in self.fields.items())
