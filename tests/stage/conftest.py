@@ -1,46 +1,26 @@
-"""One pool of engines for all tests of this folder.
-
-Engines of one process share vLLM's process groups: shutting one down breaks the others, so all are
-shut down together after the folder's last test.
-"""
+"""One pool of engines for all tests of this folder."""
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-_FOLDER = Path(__file__).parent
+from engine_pool import EnginePool
+
 # 7 blocks can be given out: 224 tokens for everybody.
 CRAMPED: dict[str, Any] = {
     "max_model_len": 192,
     "max_num_batched_tokens": 48,
     "kv_cache_memory_bytes": 8 * 32768,
 }
-_closers: list[Callable[[], None]] = []
-
-
-class EnginePool:
-    """Builds engines and keeps them alive."""
-
-    def stage(self, spec: Any) -> Any:
-        from tiny import Driven
-
-        driven = Driven(spec)
-        _closers.append(driven.host.stop)
-        return driven
-
-    def keep(self, shutdown: Callable[[], None]) -> None:
-        """Call `shutdown` with all others at the end."""
-        _closers.append(shutdown)
+_pool = EnginePool(Path(__file__).parent)
 
 
 @pytest.fixture(scope="session")
 def engines() -> EnginePool:
-    return EnginePool()
+    return _pool
 
 
 @pytest.fixture(scope="session")
@@ -169,19 +149,9 @@ def few_edges(name: str, model: str, **over: Any) -> Any:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # Upstream reads every attribute of torch.distributed when it builds its first engine.
-    known = pytest.mark.filterwarnings(
-        "ignore:`torch.distributed.reduce_op` is deprecated:FutureWarning"
-    )
-    for item in items:
-        if _FOLDER in item.path.parents:
-            item.add_marker(known)
+    _pool.mark(items)
 
 
-@pytest.hookimpl(trylast=True)  # after the last test's own fixtures, which may use an engine
+@pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    if nextitem is None or _FOLDER not in nextitem.path.parents:
-        gc.freeze()  # each shutdown collects garbage several times over all that was imported
-        while _closers:
-            _closers.pop()()
-        gc.unfreeze()
+    _pool.after(nextitem)

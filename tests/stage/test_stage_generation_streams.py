@@ -13,7 +13,7 @@ from antiphon.core.budget import EdgeLimits
 from antiphon.core.options import InEdge, OutEdge
 from antiphon.pipeline.topology import StageKind
 from antiphon.stage.messages import Abort, Step
-from conftest import EnginePool
+from engine_pool import EnginePool
 from tiny import Driven, tiny_spec
 from tiny_streams import Chain
 

@@ -15,7 +15,7 @@ from antiphon.core.budget import EdgeLimits
 from antiphon.core.options import InEdge, OutEdge
 from antiphon.pipeline.topology import StageKind
 from antiphon.stage.spec import StageSpec
-from conftest import EnginePool
+from engine_pool import EnginePool
 from tiny import BLOCK_BYTES, Driven, tiny_model, tiny_spec
 from tiny_streams import Chain
 

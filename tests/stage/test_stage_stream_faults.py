@@ -22,7 +22,7 @@ from antiphon.core.options import ConnectorSpec, InEdge, OutEdge
 from antiphon.errors import StageInputTimeout
 from antiphon.stage.messages import Abort, Discard, Step, Used
 from antiphon.testing.faults import Faults, RefShuffler, faulty
-from conftest import EnginePool
+from engine_pool import EnginePool
 from tiny import Driven, reference, tiny_spec
 from tiny_clock import CLOCK
 from tiny_streams import MADE, expected_tokens

@@ -11,7 +11,8 @@ from transformers import LlamaForCausalLM
 from antiphon.core.budget import EdgeLimits
 from antiphon.core.options import InEdge, OutEdge
 from antiphon.stage.messages import Abort, Sleep, Wake
-from conftest import CRAMPED, EnginePool
+from conftest import CRAMPED
+from engine_pool import EnginePool
 from tiny import Driven, reference, tiny_spec
 from tiny_streams import MADE, Chain, expected_tokens
 

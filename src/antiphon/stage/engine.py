@@ -30,6 +30,7 @@ from antiphon.sched.mixin import StageSchedulerMixin
 from antiphon.sched.sessions import SessionUpdate
 from antiphon.stage.messages import Submit, Update
 from antiphon.stage.spec import StageSpec
+from antiphon.upstream.kv_connector import connector_config
 
 
 class StageEngine:
@@ -46,7 +47,10 @@ class StageEngine:
             spec.active_streams,
         )
         args = EngineArgs(
-            model=spec.model, additional_config=options.to_config(), **spec.engine_args
+            model=spec.model,
+            additional_config=options.to_config(),
+            kv_transfer_config=connector_config() if spec.kv_connector else None,
+            **spec.engine_args,
         )
         self.config = args.create_engine_config()
         if self.config.device_config.device_type == "cpu":

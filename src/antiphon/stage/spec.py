@@ -33,3 +33,6 @@ class StageSpec(msgspec.Struct, frozen=True):
     threads: int = 1
     log_level: str = "error"  # above it, what the stage's process logs goes on to stderr
     environment: dict[str, str] = {}
+    # vLLM's KV connector: for a stage that loads caches, and for all that share a process with one,
+    # since vLLM keeps one connector per process and asks it in every engine's steps.
+    kv_connector: bool = False

@@ -6,6 +6,7 @@ finds uses and overrides that are not in it. A name stands under the seam that u
 
 from __future__ import annotations
 
+from antiphon.upstream.contract_cache import CACHE_SEAMS
 from antiphon.upstream.symbols import Names, Seam, Symbol
 
 _SCHEDULER = "vllm.v1.core.sched.scheduler"
@@ -379,6 +380,7 @@ SEAMS: tuple[Seam, ...] = (
             Names("vllm.v1.pool.metadata", "PoolingStates", ("attribute hidden_states_cache",)),
         ),
     ),
+    *CACHE_SEAMS,
 )
 
 SYMBOLS: tuple[Symbol, ...] = tuple(symbol for seam in SEAMS for symbol in seam.symbols())

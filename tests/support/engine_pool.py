@@ -1,0 +1,52 @@
+"""Engines that live for all tests of a folder.
+
+Engines of one process share vLLM's process groups: shutting one down breaks the others, so all are
+shut down together after the folder's last test.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+class EnginePool:
+    """Builds engines and keeps them alive. One per folder, which is that of its conftest."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._closers: list[Callable[[], None]] = []
+
+    def stage(self, spec: Any) -> Any:
+        """A stage that a test steps by hand."""
+        from tiny import Driven
+
+        driven = Driven(spec)
+        self.keep(driven.host.stop)
+        return driven
+
+    def keep(self, shutdown: Callable[[], None]) -> None:
+        """Call `shutdown` with all others at the end."""
+        self._closers.append(shutdown)
+
+    def mark(self, items: list[pytest.Item]) -> None:
+        """For `pytest_collection_modifyitems`."""
+        # Upstream reads every attribute of torch.distributed when it builds its first engine.
+        known = pytest.mark.filterwarnings(
+            "ignore:`torch.distributed.reduce_op` is deprecated:FutureWarning"
+        )
+        for item in items:
+            if self._folder in item.path.parents:
+                item.add_marker(known)
+
+    def after(self, nextitem: pytest.Item | None) -> None:
+        """For `pytest_runtest_teardown`, as the last: a test's own fixtures may use an engine."""
+        if nextitem is None or self._folder not in nextitem.path.parents:
+            gc.freeze()  # each shutdown collects garbage several times over all that was imported
+            while self._closers:
+                self._closers.pop()()
+            gc.unfreeze()
