@@ -17,13 +17,14 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
 from antiphon.errors import TopologyError
 
 Criterion = Literal["prefill_finished", "special_token", "request_finished"]
+_CRITERIA: tuple[str, ...] = get_args(Criterion)
 
 
 class KvTransfer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -44,9 +45,9 @@ class KvTransfer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     be thrown away; only with stop_after_transfer."""
 
     def __post_init__(self) -> None:
-        known = Criterion.__args__  # type: ignore[attr-defined]
-        if self.type not in known:
-            raise TopologyError(f"kv type {self.type!r} is unknown; use one of {', '.join(known)}")
+        if self.type not in _CRITERIA:
+            names = ", ".join(_CRITERIA)
+            raise TopologyError(f"kv type {self.type!r} is unknown; use one of {names}")
         for name in ("stop_after_transfer", "park"):
             if type(value := getattr(self, name)) is not bool:
                 raise TopologyError(f"kv {name} is {value!r}; give true or false")
@@ -59,10 +60,15 @@ class KvTransfer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @classmethod
     def parse(cls, data: Mapping[str, Any]) -> KvTransfer:
         """From plain data. Raises TopologyError for unknown keys, and for values of wrong types."""
-        try:
-            return msgspec.convert(dict(data), cls)
-        except msgspec.ValidationError as error:
-            raise TopologyError(f"kv: {str(error).replace('`', '')}") from None
+        keys = cls.__struct_fields__
+        if not isinstance(data, Mapping):
+            raise TopologyError(f"kv is {data!r}; give a mapping of {', '.join(keys)}")
+        for key in data:
+            if key not in keys:
+                raise TopologyError(f"kv has no key {key!r}; its keys are {', '.join(keys)}")
+        if "type" not in data:
+            raise TopologyError(f"kv has no type; use one of {', '.join(_CRITERIA)}")
+        return cls(**data)
 
 
 class KvSettings(msgspec.Struct, frozen=True):
@@ -193,16 +199,19 @@ class KvHandoff:
         return [EmitReady(), Free(), *stops]
 
     def finish(self, *, kept: bool, num_tokens: int, confirmed: int) -> list[Action]:
-        """The request has ended with `num_tokens`, by itself (`kept`) or by an abort or error."""
-        if self.finished:
+        """The request has ended with `num_tokens`, by itself (`kept`) or by an abort or error.
+
+        An abort may also come behind the end, while blocks are held: then nobody wants them.
+        """
+        if self.aborted:
             return []
-        self.finished, self.aborted = True, not kept
+        ended, self.finished, self.aborted = self.finished, True, not kept
         if self.state is KvState.IDLE:
             return self._finish_idle(num_tokens, confirmed) if kept else []
         if self.state is KvState.MARKED and not kept:
             self.state = KvState.FAILED
             return [Cancel(), Free()]
-        return [Hold()] if self.holds else []
+        return [Hold()] if self.holds and not ended else []
 
     def _finish_idle(self, num_tokens: int, confirmed: int) -> list[Action]:
         if self.transfer.type == "request_finished":

@@ -41,6 +41,22 @@ class KvHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     first_position: int = 0
     salt: str | None = None  # of the producing request's prefix-cache keys
 
+    def check(self) -> None:
+        """Raise PayloadError if it describes no cache that can be."""
+        if not 0 < self.length <= MAX_LENGTH:
+            raise PayloadError(f"The cache has {self.length} tokens; 1 to {MAX_LENGTH} may cross.")
+        if not 0 <= self.first_position <= MAX_LENGTH:
+            raise PayloadError(f"The cache begins at position {self.first_position}.")
+        if not self.groups or not all(group.layers for group in self.groups):
+            raise PayloadError("The cache has no layers, or a group without any.")
+        names = [name for group in self.groups for name in group.layers]
+        if len(set(names)) != len(names):
+            raise PayloadError("The cache has two layers of the same name.")
+        for group in self.groups:
+            for field in ("num_kv_heads", "head_size", "block_size"):
+                if (size := getattr(group, field)) < 1:
+                    raise PayloadError(f"The cache's {field} is {size}; it must be 1 or more.")
+
     def check_receiver(self, own: KvHeader) -> None:
         """Raise PayloadError unless an engine that would send `own` can take these blocks in."""
         if self.form != "blocks":
@@ -69,9 +85,10 @@ class KvHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class KvSnapshot:
     """A cache as it has arrived, or as it leaves.
 
-    `layers[g][l]` belongs to layer l of group g. Blocks: the pieces of one tensor [num_blocks,
-    elements of a block], in order. Tokens: one tensor [2, length, num_kv_heads, head_size], keys
-    and values. The tensors may view memory that is written again once the snapshot is let go of.
+    `layers[g][l]` are the pieces, along its first dimension and in order, of the one tensor of
+    layer l of group g. Blocks: [num_blocks, elements of a block]. Tokens: [2, length, num_kv_heads,
+    head_size], keys and values. What has arrived is in one piece. The tensors may view memory that
+    is written again once the snapshot is let go of.
     """
 
     header: KvHeader

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from antiphon.payload.kv import KvSnapshot
+from antiphon.payload.kv_fields import field_specs
 from antiphon.payload.ref import FieldSpec, Layout
 
 Scalar = bool | int | float | str
@@ -45,8 +46,8 @@ class Payload:
     """What one chunk holds.
 
     Tensors are owned by the payload: they never alias a buffer that a step reuses. On a `kv` edge
-    `token_ids` are those that the request's cache covers, and the one sampled after them if any;
-    without `cache` it is lost.
+    `token_ids` are those that the request's cache covers, and the one sampled after them if any:
+    the cache's own. Without `cache` it is lost. Names that begin with "kv." are reserved.
     """
 
     fields: Mapping[str, Field]
@@ -55,4 +56,9 @@ class Payload:
     token_ids: tuple[int, ...] = ()
 
     def specs(self) -> tuple[FieldSpec, ...]:
-        return tuple(f.spec(name) for name, f in self.fields.items())
+        """All that crosses, in its order: `fields`, then what cache and token ids cross as.
+
+        Raises PayloadError for a cache whose pieces do not fit together.
+        """
+        own = (f.spec(name) for name, f in self.fields.items())
+        return (*own, *field_specs(self.cache, self.token_ids))

@@ -1,9 +1,12 @@
 """The wire form of a payload: a checked header, then the raw bytes of each tensor.
 
     prefix   magic, version, flags, total length, header length, crc32 of bodies, crc32 of header
-    header   msgpack: name, layout, dtype and shape of each field; metadata
+    header   msgpack: name, layout, dtype and shape of each field; metadata; what a KV cache is
     bodies   one per field, row-major, each starting at a multiple of 64 bytes
 
+A KV cache and its token ids are fields too, under reserved names (`kv_fields`): they are announced
+and checked like all others, but `Payload.fields` does not have them. A payload without them has the
+bytes that it had before they existed, and the version is the same.
 Sizes follow from dtypes and shapes alone, so header and bodies cannot contradict each other unseen.
 Nothing of a received payload is trusted: only listed dtypes, within limits, and no pickle.
 """
@@ -14,13 +17,15 @@ import math
 import struct
 import sys
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
 import torch
 
 from antiphon.errors import PayloadError
+from antiphon.payload.kv import KvHeader
+from antiphon.payload.kv_fields import RESERVED, check_fields, field_name, id_bytes, read_cache
 from antiphon.payload.ref import FieldSpec
 from antiphon.payload.types import Field, Payload, Scalar
 
@@ -59,11 +64,13 @@ class Limits:
 
 
 DEFAULT_LIMITS = Limits()
+CACHE_LIMITS = Limits(max_bytes=1 << 36)  # for edges that carry KV caches
 
 
 class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fields: tuple[FieldSpec, ...]
     meta: dict[str, Scalar]
+    kv: KvHeader | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +86,15 @@ def encode(
     """The parts whose concatenation is the wire form.
 
     Contiguous CPU tensors are not copied: their parts view the tensors, which must not change until
-    the parts have been written. Tensors on a device are copied to the host, which waits for it.
-    `checksum` adds a crc32 of the bodies. Raises PayloadError for what `decode` would refuse.
+    the parts have been written. Each piece of a KV cache is a part of its own. Tensors on a device
+    are copied to the host, which waits for it. `checksum` adds a crc32 of the bodies (about 1 s per
+    GB on either side). Raises PayloadError for what `decode` would refuse.
     """
     specs = payload.specs()
     starts, end = _place(specs, limits)
-    bodies = [_bytes_of(name, field.tensor) for name, field in payload.fields.items()]
-    header = _encode_header(specs, payload.meta, limits)
+    header = _encode_header(specs, payload, limits)
+    _check_cache(payload, specs)
+    bodies = _bodies(payload)
     header_end = _PREFIX.size + len(header)
     base = _aligned(header_end)
     if base + end > limits.max_bytes:
@@ -96,11 +105,11 @@ def encode(
     head = prefix + _CRC.pack(zlib.crc32(header, zlib.crc32(prefix))) + header
     parts: list[Buffer] = [head.ljust(base, b"\0")]
     written = 0
-    for start, body in zip(starts, bodies, strict=True):
+    for start, pieces in zip(starts, bodies, strict=True):
         if start > written:
             parts.append(bytes(start - written))
-        parts.append(body)
-        written = start + body.nbytes
+        parts += pieces
+        written = start + sum(piece.nbytes for piece in pieces)
     return parts
 
 
@@ -110,10 +119,11 @@ def decode(
     limits: Limits = DEFAULT_LIMITS,
     expect: Sequence[FieldSpec] | None = None,
 ) -> Payload:
-    """The payload in `buffer`; `expect` are the fields that its reference announced.
+    """The payload in `buffer`; `expect` are the fields that its reference announced (`specs()`).
 
-    The tensors view a writable buffer and keep it alive; a read-only one is copied once. Raises
-    PayloadError, and nothing else, for whatever is wrong with the bytes.
+    The tensors view a writable buffer and keep it alive; a read-only one is copied once. Each layer
+    of a KV cache is in one piece. Raises PayloadError, and nothing else, for whatever is wrong with
+    the bytes.
     """
     view = memoryview(buffer)
     if not view.c_contiguous:
@@ -129,14 +139,17 @@ def decode(
         )
     if expect is not None:
         _check_expected(header.fields, expect)
+    check_fields(header.kv, header.fields)
     bodies = [
-        view[base + start : base + start + _nbytes(spec)]
+        [view[base + start : base + start + _nbytes(spec)]]
         for start, spec in zip(starts, header.fields, strict=True)
     ]
     if prefix.flags & _CHECKSUM and _crc_of(bodies) != prefix.bodies_crc:
         raise PayloadError("The payload's tensors are corrupt: their checksum does not match.")
-    offsets = [base + start for start in starts]
-    return Payload(_read_fields(view, header.fields, offsets), header.meta)
+    fields = _read_fields(view, header.fields, [base + start for start in starts])
+    reserved = {name: fields.pop(name).tensor for name in list(fields) if name.startswith(RESERVED)}
+    cache, token_ids = read_cache(header.kv, reserved)
+    return Payload(fields, header.meta, cache, token_ids)
 
 
 def _read_prefix(view: memoryview, limits: Limits) -> _Prefix:
@@ -231,11 +244,22 @@ def _check_expected(fields: Sequence[FieldSpec], expect: Sequence[FieldSpec]) ->
             )
 
 
-def _encode_header(
-    specs: tuple[FieldSpec, ...], meta: Mapping[str, Scalar], limits: Limits
-) -> bytes:
+def _check_cache(payload: Payload, specs: Sequence[FieldSpec]) -> None:
+    for name in payload.fields:
+        if name.startswith(RESERVED):
+            raise PayloadError(f"Field {name!r} has a name that is reserved for KV caches.")
+    cache = payload.cache
+    check_fields(None if cache is None else cache.header, specs)
+    if cache is not None and cache.token_ids != payload.token_ids:
+        raise PayloadError("The payload's token ids are not those of its cache.")
+
+
+def _encode_header(specs: tuple[FieldSpec, ...], payload: Payload, limits: Limits) -> bytes:
+    content: dict[str, object] = {"fields": specs, "meta": dict(payload.meta)}
+    if payload.cache is not None:
+        content["kv"] = payload.cache.header
     try:
-        header = msgspec.msgpack.encode({"fields": specs, "meta": dict(meta)})
+        header = msgspec.msgpack.encode(content)
         msgspec.msgpack.decode(header, type=_Header)
     except (msgspec.MsgspecError, TypeError, OverflowError, UnicodeEncodeError) as error:
         raise PayloadError(f"The payload's header cannot be encoded: {error}.") from error
@@ -244,6 +268,18 @@ def _encode_header(
             f"The payload's header has {len(header)} bytes; {limits.max_header_bytes} are allowed."
         )
     return header
+
+
+def _bodies(payload: Payload) -> list[list[memoryview]]:
+    """Of each field the pieces of its bytes, in order."""
+    bodies = [[_bytes_of(name, field.tensor)] for name, field in payload.fields.items()]
+    if payload.cache is not None:
+        for index, layers in enumerate(payload.cache.layers):
+            name = field_name(index)
+            bodies.append([_bytes_of(name, piece) for pieces in layers for piece in pieces])
+    if payload.token_ids:
+        bodies.append([id_bytes(payload.token_ids)])
+    return bodies
 
 
 def _bytes_of(name: str, tensor: torch.Tensor) -> memoryview:
@@ -256,10 +292,11 @@ def _bytes_of(name: str, tensor: torch.Tensor) -> memoryview:
     return flat.view(torch.uint8).numpy().data
 
 
-def _crc_of(bodies: Sequence[memoryview]) -> int:
+def _crc_of(bodies: Sequence[Sequence[memoryview]]) -> int:
     crc = 0
-    for body in bodies:
-        crc = zlib.crc32(body, crc)
+    for pieces in bodies:
+        for piece in pieces:
+            crc = zlib.crc32(piece, crc)
     return crc
 
 
