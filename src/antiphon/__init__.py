@@ -1,9 +1,11 @@
 """Antiphon: the autoregressive runtime for omni models on unmodified vLLM."""
 
+from antiphon.core.kv_handoff import KvTransfer
 from antiphon.errors import AntiphonError
 from antiphon.orchestrator.api import (
     AudioChunk,
     Finished,
+    ImageChunk,
     OmniEvent,
     OmniRequest,
     Reply,
@@ -35,6 +37,8 @@ __all__ = [
     "EdgeMode",
     "Entry",
     "Finished",
+    "ImageChunk",
+    "KvTransfer",
     "Omni",
     "OmniEvent",
     "OmniRequest",

@@ -24,10 +24,15 @@ def workplace(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """The environment of commands: `sample` and `broken` are pipelines there."""
+    """The environment of commands: it has pipelines of other packages, of which one is broken."""
     site = tmp_path / "site"
     site.mkdir()
-    points = {"sample": "sample_pipeline:TOPOLOGY", "broken": "no_such_module:TOPOLOGY"}
+    points = {
+        "sample": "sample_pipeline:TOPOLOGY",
+        "halves": "kv_pipelines:HALVES",
+        "painting": "kv_pipelines:PAINTING",
+        "broken": "no_such_module:TOPOLOGY",
+    }
     sample_pipeline.install(site, points)
     path = os.pathsep.join([str(site), str(SUPPORT)])
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}

@@ -11,7 +11,8 @@ import pytest
 
 from antiphon.errors import EmptyInputError, InvalidRequestError, OutputPathError
 from antiphon.orchestrator.api import OmniRequest, Reply, Timings
-from antiphon.orchestrator.wav import check_output_path, save_wav
+from antiphon.orchestrator.files import check_output_path
+from antiphon.orchestrator.wav import save_wav
 from sample_pipeline import TOPOLOGY
 
 WRONG = {

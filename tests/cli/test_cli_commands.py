@@ -14,6 +14,7 @@ import pytest
 from antiphon.cli.main import build_parser
 from antiphon.errors import InvalidRequestError
 from antiphon.pipeline.draw import draw
+from antiphon.pipeline.registry import BUILT_IN
 from commands import Antiphon, command
 from sample_pipeline import TOPOLOGY
 
@@ -37,7 +38,7 @@ def test_list_shows_what_cannot_be_loaded(antiphon: Antiphon) -> None:
     done = antiphon("pipelines")
     assert done.returncode == 0
     lines = {line.split("  ")[0]: line for line in done.stdout.splitlines()}
-    assert list(lines) == ["broken", "sample", "voice"]
+    assert list(lines) == sorted({*BUILT_IN, "broken", "halves", "painting", "sample"})
     assert "cannot be loaded" in lines["broken"]
     assert "thinker → talker → code2wav" in lines["sample"]
 

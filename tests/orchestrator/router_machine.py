@@ -40,6 +40,7 @@ class RouterMachine(RuleBasedStateMachine):
     """Three stages driven by hand; a producer may send its payload before or after it finishes."""
 
     topology = TOPOLOGY
+    outputs = st.just(1)  # how many of the last stage a request asks for
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,17 +80,19 @@ class RouterMachine(RuleBasedStateMachine):
         kind=st.sampled_from(["text", "audio", "both", "speech"]),
         parts=st.integers(1, 3),
         label=st.sampled_from([None, "a", "b"]),
+        data=st.data(),
     )
-    def submit(self, kind: str, parts: int, label: str | None) -> None:
+    def submit(self, kind: str, parts: int, label: str | None, data: st.DataObject) -> None:
         modalities = {"text": ("text",), "both": ("text", "audio")}.get(kind, ("audio",))
         entry = "speech" if kind == "speech" else "chat"
         prompts = [[1]] * (parts if kind == "speech" else 1)
+        n = 1 if kind == "text" else data.draw(self.outputs)
         needed = {"text": NAMES[:1], "speech": NAMES[1:]}.get(kind, NAMES)
         taken = label is not None and self.routing.router.find(label) is not None
         dead = any(self.routing[name].gone for name in needed)
         try:
             live = self.routing.submit(
-                entry=entry, modalities=modalities, prompts=prompts, request_id=label
+                entry=entry, modalities=modalities, prompts=prompts, request_id=label, n=n
             )
         except DuplicateRequestError:
             assert taken

@@ -34,7 +34,7 @@ def test_chunks_of_one_step_travel_in_one_message() -> None:
     deliveries = Deliveries(sent, sent.gone)
     chunks = [ref("k0"), ref("k1", 1)]
     for chunk in chunks:
-        deliveries.deliver("thinker", "talker", "a.0", chunk)
+        deliveries.deliver("thinker", "talker", ("a.0",), chunk)
     assert sent.commands == []
     deliveries.flush()
     deliveries.flush()
@@ -44,8 +44,8 @@ def test_chunks_of_one_step_travel_in_one_message() -> None:
 def test_the_producer_is_told_once_what_has_been_used_up() -> None:
     sent = Sent()
     deliveries = Deliveries(sent, sent.gone)
-    deliveries.deliver("thinker", "talker", "a.0", ref("k0"))
-    deliveries.deliver("other", "talker", "b.0", ref("k1"))
+    deliveries.deliver("thinker", "talker", ("a.0",), ref("k0"))
+    deliveries.deliver("other", "talker", ("b.0",), ref("k1"))
     deliveries.flush()
     sent.commands.clear()
     assert len(deliveries) == 2
@@ -59,10 +59,10 @@ def test_a_chunk_for_a_stage_that_is_gone_is_discarded() -> None:
     """C82: before it was sent on, or after."""
     sent = Sent()
     deliveries = Deliveries(sent, sent.gone)
-    deliveries.deliver("thinker", "talker", "a.0", ref("k0"))
+    deliveries.deliver("thinker", "talker", ("a.0",), ref("k0"))
     sent.gone.add("talker")
     deliveries.lost("talker")
-    deliveries.deliver("thinker", "talker", "a.0", ref("k1"))
+    deliveries.deliver("thinker", "talker", ("a.0",), ref("k1"))
     discards = [command for _, command in sent.commands if isinstance(command, Discard)]
     assert discards == [Discard(["k0"]), Discard(["k1"])]
     assert len(deliveries) == 0
@@ -71,7 +71,7 @@ def test_a_chunk_for_a_stage_that_is_gone_is_discarded() -> None:
 def test_an_empty_end_is_forwarded_and_owes_nothing() -> None:
     sent = Sent()
     deliveries = Deliveries(sent, sent.gone)
-    deliveries.deliver("thinker", "talker", "a.0", ref(None))
+    deliveries.deliver("thinker", "talker", ("a.0",), ref(None))
     deliveries.discard("thinker", ref(None))
     deliveries.flush()
     assert [stage for stage, _ in sent.commands] == ["talker"]

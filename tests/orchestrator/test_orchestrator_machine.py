@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
 from router_machine import RouterMachine
 from session_machine import SessionMachine
 
+from kv_pipelines import VOICES
 from routing import STREAMS
 
 
@@ -13,6 +15,13 @@ class StreamMachine(RouterMachine):
     """Streams in place of parts."""
 
     topology = STREAMS
+
+
+class CompanionMachine(RouterMachine):
+    """Each sentence is spoken several times, by requests that share what is to be spoken."""
+
+    topology = VOICES
+    outputs = st.integers(1, 3)
 
 
 class StreamSessionMachine(SessionMachine):
@@ -33,6 +42,8 @@ TestParts = RouterMachine.TestCase
 TestParts.settings = SETTINGS
 TestStreams = StreamMachine.TestCase
 TestStreams.settings = SETTINGS
+TestCompanions = CompanionMachine.TestCase
+TestCompanions.settings = SETTINGS
 TestSessions = SessionMachine.TestCase
 TestSessions.settings = SETTINGS
 TestStreamSessions = StreamSessionMachine.TestCase

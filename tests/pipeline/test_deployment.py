@@ -231,6 +231,10 @@ def edge_deployments() -> st.SearchStrategy[EdgeDeployment]:
         total_chunks=counts,
         total_bytes=counts | st.sampled_from(["64KiB", "1GiB"]),
         options=st.dictionaries(KEYS, scalars, max_size=3),
+        on_failure=st.none() | st.sampled_from(["fail", "recompute"]),
+        ack_timeout_s=st.none() | st.floats(0, 86400),
+        lease_s=st.none() | st.floats(0, 86400),
+        checksum=st.none() | st.booleans(),
     )
 
 

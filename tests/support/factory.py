@@ -38,12 +38,19 @@ from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheSpec,
+    SlidingWindowSpec,
+)
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
 from antiphon.core.options import StageOptions
+from antiphon.upstream.kv_connector import connector_config
 
 S = TypeVar("S", bound=Scheduler)
 Policy = Literal["fcfs", "priority"]
@@ -105,8 +112,12 @@ def make_config(
     enable_prefix_caching: bool = True,
     policy: Policy = "fcfs",
     chunked_prefill: bool = True,
+    loads_caches: bool = False,
 ) -> VllmConfig:
-    """One `VllmConfig`, shared by all schedulers with the same values (schedulers only read it)."""
+    """One `VllmConfig`, shared by all schedulers with the same values (schedulers only read it).
+
+    `loads_caches`: with the connector that takes caches of other stages in.
+    """
     cache = CacheConfig(block_size=block_size, enable_prefix_caching=enable_prefix_caching)
     cache.num_gpu_blocks = num_blocks
     config = VllmConfig(
@@ -122,6 +133,7 @@ def make_config(
         cache_config=cache,
         device_config=DeviceConfig("cpu"),
         parallel_config=ParallelConfig(),
+        kv_transfer_config=connector_config() if loads_caches else None,
     )
     # The CPU platform switches prefix caching and async scheduling to its own liking while the
     # configuration is made; the scheduler itself works with either.
@@ -143,11 +155,14 @@ def make_scheduler(
     policy: Policy = "fcfs",
     chunked_prefill: bool = True,
     options: StageOptions | None = None,
+    loads_caches: bool = False,
+    window: int = 0,
     **kw: Any,
 ) -> S:
     """A scheduler of class `cls`; `kw` goes to its constructor (default `log_stats=True`).
 
-    `options` make it the scheduler of a pipeline's stage.
+    `options` make it the scheduler of a pipeline's stage. With `window` tokens half of the model's
+    layers have sliding-window attention: a second KV group.
 
     Block 0 is upstream's null block, so `num_blocks - 1` blocks can be given to requests.
     Pass an `AsyncScheduler` subclass together with `async_scheduling=True`: neither follows from
@@ -163,17 +178,19 @@ def make_scheduler(
         enable_prefix_caching=enable_prefix_caching,
         policy=policy,
         chunked_prefill=chunked_prefill,
+        loads_caches=loads_caches,
     )
     if options is not None:
         config = copy.copy(config)
         config.additional_config = options.to_config()
-    spec = FullAttentionSpec(
-        block_size=block_size, num_kv_heads=4, head_size=16, dtype=torch.float32
-    )
+    shape: dict[str, Any] = {"num_kv_heads": 4, "head_size": 16, "dtype": torch.float32}
+    specs: list[KVCacheSpec] = [FullAttentionSpec(block_size=block_size, **shape)]
+    if window:
+        specs.append(SlidingWindowSpec(block_size=block_size, sliding_window=window, **shape))
     kv_cache = KVCacheConfig(
         num_blocks=num_blocks,
         kv_cache_tensors=[],
-        kv_cache_groups=[KVCacheGroupSpec(["layer.0"], spec)],
+        kv_cache_groups=[KVCacheGroupSpec([f"layer.{i}"], spec) for i, spec in enumerate(specs)],
     )
     kw.setdefault("log_stats", True)
     kw.setdefault("structured_output_manager", StructuredOutputManager(config))

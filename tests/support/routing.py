@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
@@ -15,6 +16,7 @@ from antiphon.errors import AntiphonError
 from antiphon.orchestrator.api import (
     AudioChunk,
     Finished,
+    ImageChunk,
     OmniEvent,
     OmniRequest,
     Reply,
@@ -93,7 +95,7 @@ class Routing:
         self,
         *,
         entry: str = "chat",
-        modalities: tuple[str, ...] = ("text", "audio"),
+        modalities: tuple[str, ...] | None = None,
         prompts: list[list[int]] | None = None,
         **given: Any,
     ) -> LiveRequest:
@@ -164,6 +166,17 @@ def text_of(events: list[OmniEvent | AntiphonError]) -> str:
 def parts_of(events: list[OmniEvent | AntiphonError]) -> list[int]:
     """The parts whose audio was handed out, in that order."""
     return [event.part for event in events if isinstance(event, AudioChunk)]
+
+
+def picture(shade: int, height: int = 2, width: int = 3) -> np.ndarray:
+    """A picture of one grey."""
+    return np.full((height, width, 3), shade, np.uint8)
+
+
+def pictures_of(events: list[OmniEvent | AntiphonError]) -> dict[int, int]:
+    """The shade of each picture that was handed out, by index, in that order."""
+    chunks = [event for event in events if isinstance(event, ImageChunk)]
+    return {chunk.index: int(chunk.image[0, 0, 0]) for chunk in chunks}
 
 
 def outcomes(events: list[OmniEvent | AntiphonError]) -> list[Finished | AntiphonError]:

@@ -231,6 +231,10 @@ class Driven:
         """How much of the request's prompt was found in the prefix cache."""
         return int(self._prefills[uid].num_local_cached_tokens)
 
+    def external_tokens(self, uid: str) -> int:
+        """How much of the request's prompt came from another stage's cache."""
+        return int(self._prefills[uid].num_external_cached_tokens)
+
     def ask(self, command: Command) -> Acknowledged | Inspection:
         """A command that is answered at once, and its answer."""
         before = len(self.events)

@@ -43,7 +43,7 @@ _runs = itertools.count()
 
 
 class Bench:
-    """One stage's worker. All its outgoing edges are streams, or none is."""
+    """One stage's worker. All its outgoing edges are streams, or none is; more can be added."""
 
     def __init__(
         self,
@@ -53,6 +53,8 @@ class Bench:
         max_bytes: int = 1 << 20,
         policy: RetryPolicy | None = None,
         embed_width: int | None = WIDTH,
+        inputs: Sequence[InEdge] = (),
+        outputs: Sequence[OutEdge] = (),
     ) -> None:
         tiny_adapters.forget()
         SCRIPT.clear()
@@ -63,9 +65,10 @@ class Bench:
         options = StageOptions(
             "here",
             ConnectorSpec("inproc", run),
-            inputs=tuple(InEdge(name, adapter) for name, adapter in INPUTS.items()),
-            outputs=tuple(
-                OutEdge(name, adapter, {"fail": fail}, stream) for name, adapter in OUTPUTS.items()
+            inputs=(*(InEdge(name, adapter) for name, adapter in INPUTS.items()), *inputs),
+            outputs=(
+                *(OutEdge(name, made, {"fail": fail}, stream) for name, made in OUTPUTS.items()),
+                *outputs,
             ),
         )
         self.io = StageIO(

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from antiphon.cli import bench_stream
-from antiphon.cli.arguments import Formatter, add_verbose
+from antiphon.cli.arguments import Formatter, add_verbose, whole_numbers
 
 _EXAMPLES = """examples:
   antiphon bench scheduler
   antiphon bench worker --json worker.json
+  antiphon bench kv --sizes 64 --json kv.json
   antiphon bench stream --concurrency 1,4 --rounds 5 --json stream.json
 """
 
@@ -42,6 +43,22 @@ def add_parser(commands: Any) -> None:
         "a step's time with outputs for another stage, over one without",
         "Time of a step of a tiny engine whose requests feed another stage with tokens or\nwith"
         " hidden states, over requests that feed none; interleaved.",
+    )
+    kv = _add(
+        benches,
+        "kv",
+        run_kv,
+        "GB/s of handing a KV cache over, next to a plain memory copy",
+        "Extract a KV cache from an engine's blocks, transfer it through shared memory and\nwithin"
+        " the process, and load it into other blocks, next to a plain copy of as many\nbytes;"
+        " interleaved. The exit code is 1 if a cache does not arrive as it had left.",
+    )
+    kv.add_argument(
+        "--sizes",
+        type=whole_numbers,
+        default="16,64,256",
+        metavar="N,N,…",
+        help="of the caches, in MiB; rounded up to whole blocks",
     )
     stream = _add(
         benches,
@@ -79,6 +96,25 @@ def run_scheduler(options: argparse.Namespace) -> int:
 
 def run_worker(options: argparse.Namespace) -> int:
     """Check the output path and the installation, then measure in a stage's environment."""
+    _prepare_engine(options)
+    from antiphon.bench.worker import main
+
+    return main(options.json)
+
+
+def run_kv(options: argparse.Namespace) -> int:
+    """Check the output path and the installation, then measure in a stage's environment."""
+    _prepare_engine(options)
+    from antiphon.bench.kv import main
+
+    return main(options.json, options.sizes)
+
+
+def _prepare_engine(options: argparse.Namespace) -> None:
+    """Check what can be checked, and adopt a stage's environment.
+
+    The engine is in this process: its settings have to be there before vLLM is imported.
+    """
     from antiphon.cli.setup import check_bench
 
     check_bench(options.json)
@@ -89,11 +125,7 @@ def run_worker(options: argparse.Namespace) -> int:
     from antiphon.pipeline.deployment import StageDeployment
     from antiphon.stage.resolve import stage_environment
 
-    # The engine is in this process: its settings have to be there before vLLM is imported.
     adopt(stage_environment(StageDeployment(device=detect_device(), threads=1), "error"))
     if not options.verbose:
         adopt({"TORCH_CPP_LOG_LEVEL": "ERROR"})
         warnings.simplefilter("ignore", FutureWarning)
-    from antiphon.bench.worker import main
-
-    return main(options.json)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from antiphon.cli.arguments import Formatter, add_pipeline_options, add_raw, whole_number
+from antiphon.cli.outputs import PICTURE, SOUND, Outputs, choose_outputs
 from antiphon.errors import CallerError, EmptyInputError, InputTooLongError, InvalidRequestError
 
 if TYPE_CHECKING:
@@ -19,13 +20,15 @@ if TYPE_CHECKING:
     from antiphon.orchestrator.api import OmniRequest
 
 ENTRY = "chat"
-DEFAULT_OUT = Path("reply.wav")
 
 _EXAMPLES = """examples:
   antiphon chat "Why is the sky blue?"
   antiphon chat "Name three rivers." --text-only
   antiphon chat "Why is the sky blue?" --raw | aplay -r 24000 -f S16_LE
   antiphon chat --out talk.wav                 a conversation: talk.wav, talk-2.wav, …
+  antiphon chat --pipeline split "Name three rivers."
+  antiphon chat --pipeline imagine "Describe the ocean." --n 3 --out sea.png
+                                               sea.png, sea-2.png, sea-3.png
   antiphon chat --deployment mine.yaml --print-config
 """
 
@@ -34,9 +37,9 @@ def add_parser(commands: Any) -> None:
     """Add the command to argparse's sub-commands."""
     parser = commands.add_parser(
         "chat",
-        help="ask, and get an answer in text and speech",
-        description="Ask, and get an answer in text and speech. \nWithout TEXT: a"
-        " conversation, line by line from the terminal or standard input.",
+        help="ask, and get an answer in text, speech and pictures",
+        description="Ask, and get an answer in all that the pipeline gives: text, speech, pictures."
+        "\nWithout TEXT: a conversation, line by line from the terminal or standard input.",
         epilog=_EXAMPLES,
         formatter_class=Formatter,
     )
@@ -45,15 +48,26 @@ def add_parser(commands: Any) -> None:
         "--out",
         type=Path,
         metavar="FILE",
-        help=f"WAV file for the speech (default: {DEFAULT_OUT}, none with --raw)",
+        help="file for the speech (.wav) or the pictures (.png); the speech of further turns and"
+        " further pictures get numbers: NAME-2, NAME-3, … (default, as far as the pipeline gives"
+        f" them: {SOUND}, none with --raw, and {PICTURE})",
     )
     add_raw(parser)
-    parser.add_argument("--text-only", action="store_true", help="no speech")
+    parser.add_argument(
+        "--text-only", action="store_true", help="only text: no speech and no pictures"
+    )
     parser.add_argument(
         "--max-tokens",
         type=whole_number,
         metavar="N",
         help="longest answer in tokens (default: the pipeline's)",
+    )
+    parser.add_argument(
+        "--n",
+        type=whole_number,
+        default=1,
+        metavar="N",
+        help="pictures for each question, at most 16; for pipelines that can make several",
     )
     add_pipeline_options(parser)
     parser.set_defaults(run=run)
@@ -75,52 +89,59 @@ def run(options: argparse.Namespace) -> int:
         return 0
 
     from antiphon.cli import signals
+    from antiphon.cli.answer import numbered
     from antiphon.cli.pipe import PipeWriter
-    from antiphon.orchestrator.wav import check_output_path
+    from antiphon.orchestrator.files import check_output_path
 
+    outputs = choose_outputs(
+        setup.topology, ENTRY, out=options.out, text_only=options.text_only, raw=options.raw
+    )
     if options.raw:
         check_raw_output(setup.topology)
-    default = None if options.text_only or options.raw else DEFAULT_OUT
-    out = options.out or default
-    if out is not None:
-        check_output_path(out)
     sound = PipeWriter(sys.stdout.fileno()) if options.raw else None
-    chat = _Chat(options, setup, out, sound)
+    chat = Chat(options, setup, outputs, sound)
     chat.request(options.text or "anything").check(setup.topology)
+    if outputs.sound is not None:
+        check_output_path(outputs.sound)
+    if outputs.picture is not None:
+        for index in range(options.n):
+            check_output_path(numbered(outputs.picture, index))
     check_installation()
     signals.run(chat.run)
     return 0
 
 
 @dataclass(slots=True)
-class _Chat:
+class Chat:
     """One question, or a conversation with its history."""
 
     options: argparse.Namespace
     setup: Setup
-    out: Path | None
+    outputs: Outputs
     sound: PipeWriter | None
     history: list[dict[str, str]] = field(default_factory=list)
     turn: int = 0
-
-    @property
-    def modalities(self) -> tuple[str, ...]:
-        return ("text",) if self.options.text_only else ("text", "audio")
+    pictures: int = 0  # so far
 
     def request(self, text: str) -> OmniRequest:
         from antiphon.orchestrator.api import OmniRequest
 
         sampling: dict[str, dict[str, object]] = {}
         if self.options.max_tokens is not None:
-            stage = self.setup.topology.entry(ENTRY).stage
-            sampling[stage] = {"max_tokens": self.options.max_tokens}
+            sampling[self.writer()] = {"max_tokens": self.options.max_tokens}
         return OmniRequest(
             entry=ENTRY,
             text=text,
             messages=list(self.history),
-            modalities=self.modalities,
+            modalities=self.outputs.modalities,
+            n=self.options.n,
             sampling=sampling,
         )
+
+    def writer(self) -> str:
+        """The stage that writes the text; the first one where none does."""
+        path = self.setup.topology.path_from(ENTRY, self.outputs.modalities)
+        return next((stage.name for stage in path if stage.output == "text"), path[0].name)
 
     async def run(self) -> None:
         from antiphon.cli.lines import LineReader
@@ -139,7 +160,7 @@ class _Chat:
             self.setup.topology,
             deployment=self.setup.deployment,
             entries=(ENTRY,),
-            modalities=self.modalities,
+            modalities=self.outputs.modalities,
             on_progress=progress,
         )
         try:
@@ -158,11 +179,21 @@ class _Chat:
     async def ask(self, omni: AsyncOmni, text: str) -> None:
         from antiphon.cli.answer import answer, numbered
 
-        file = None if self.out is None else numbered(self.out, self.turn)
-        reply = await answer(omni, self.request(text), file, self.sound)
-        self.history.append({"role": "user", "content": text})
-        self.history.append({"role": "assistant", "content": reply.text})
+        sound, picture = self.outputs.sound, self.outputs.picture
+        file = None if sound is None else numbered(sound, self.turn)
+        reply = await answer(
+            omni,
+            self.request(text),
+            file,
+            self.sound,
+            picture=picture,
+            pictures_before=self.pictures,
+        )
+        if "text" in self.outputs.modalities:  # else there is no answer to go on from
+            self.history.append({"role": "user", "content": text})
+            self.history.append({"role": "assistant", "content": reply.text})
         self.turn += 1
+        self.pictures += len(reply.images)
 
     async def converse(self, omni: AsyncOmni, lines: LineReader, text: str | None) -> None:
         """Answer line after line; a question that cannot be answered ends only a script."""

@@ -22,6 +22,8 @@ _EXAMPLES = """examples:
   antiphon chat "Why is the sky blue?"       answer on the terminal, speech in reply.wav
   antiphon chat "Why is the sky blue?" --raw | aplay -r 24000 -f S16_LE
   antiphon chat                              a conversation
+  antiphon chat "Describe the ocean." --pipeline imagine
+                                             text, and a picture in reply.png
   antiphon say "Good morning." --out hi.wav  only speech
   antiphon pipelines voice                   draw a pipeline
   antiphon check                             is this vLLM one that works?
@@ -32,7 +34,7 @@ def build_parser() -> argparse.ArgumentParser:
     """The whole command line."""
     parser = Parser(
         prog="antiphon",
-        description="Omni models on unmodified vLLM: questions in, text and speech out.",
+        description="Omni models on unmodified vLLM: questions in; text, speech and pictures out.",
         epilog=_EXAMPLES,
         formatter_class=Formatter,
     )

@@ -59,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
 
     from antiphon.cli import signals
     from antiphon.orchestrator.api import OmniRequest
-    from antiphon.orchestrator.wav import check_output_path
+    from antiphon.orchestrator.files import check_output_path
 
     request = OmniRequest(entry=ENTRY, text=options.text, modalities=("audio",))
     request.check(setup.topology)

@@ -57,7 +57,7 @@ def check_installation() -> None:
 
 def check_bench(results: Path | None) -> None:
     """Raise OutputPathError or UpstreamError before a benchmark takes its time."""
-    from antiphon.orchestrator.wav import check_output_path
+    from antiphon.orchestrator.files import check_output_path
 
     if results is not None:
         check_output_path(results)

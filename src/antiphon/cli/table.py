@@ -11,12 +11,13 @@ from antiphon.orchestrator.api import Timings
 
 
 def timings_table(timings: Timings) -> Group:
-    """TTFT, TTFA and RTF in a line, as far as there are any, and how playback went; below it a row
-    for each stage.
+    """Times to the first text, audio and image and RTF in a line, as far as there are any, and how
+    playback went; below it a row for each stage.
     """
     measures = (
         ("TTFT", timings.ttft_s, " s"),
         ("TTFA", timings.ttfa_s, " s"),
+        ("TTFI", timings.ttfi_s, " s"),
         ("RTF", timings.rtf, ""),
         ("total", timings.total_s, " s"),
         ("audio", timings.audio_s or None, " s"),

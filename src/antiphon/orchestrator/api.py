@@ -13,13 +13,16 @@ import numpy.typing as npt
 from antiphon.core.continuity import Continuity
 from antiphon.env import parse_timeout
 from antiphon.errors import EmptyInputError, InvalidRequestError, SettingError
+from antiphon.orchestrator.png import save_png
 from antiphon.orchestrator.sampling import check_sampling
 from antiphon.orchestrator.wav import save_wav
 from antiphon.pipeline.topology import Stage, Topology
 
 Samples = npt.NDArray[np.float32]
+Image = npt.NDArray[np.uint8]
 
 ROLES = ("system", "user", "assistant")
+MAX_COMPANIONS = 16
 
 
 class OmniRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -34,8 +37,17 @@ class OmniRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     messages: list[dict[str, str]] = []
     """A conversation: dicts with `role` (system, user, assistant) and `content`."""
 
-    modalities: tuple[str, ...] = ("text", "audio")
-    """What to give back. The request visits no stage that this does not need."""
+    modalities: tuple[str, ...] | None = None
+    """What to give back; None is everything that the entry gives.
+
+    The request visits no stage that this does not need.
+    """
+
+    n: int = 1
+    """How many outputs of the last stage to make, 1 to 16: they share what leads to them.
+
+    Only where the pipeline has an edge for it: several pictures of one answer.
+    """
 
     sampling: dict[str, dict[str, object]] = {}
     """Sampling parameters by stage name, over the topology's own."""
@@ -69,6 +81,7 @@ class OmniRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         """As `check`, without a look at the text: of a session it comes later."""
         self._check_types()
         path = topology.path_from(self.entry, self.modalities)
+        self._check_companions(topology, path)
         for index, message in enumerate(self.messages):
             if message.keys() != {"role", "content"} or message["role"] not in ROLES:
                 raise InvalidRequestError(
@@ -86,6 +99,20 @@ class OmniRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 raise InvalidRequestError(str(error)) from None
         check_sampling(topology, self.sampling, tuple(stage.name for stage in path))
         return path
+
+    def wants(self, modality: str) -> bool:
+        """Whether this is to be given back, if the request's way through the pipeline has it."""
+        return self.modalities is None or modality in self.modalities
+
+    def _check_companions(self, topology: Topology, path: tuple[Stage, ...]) -> None:
+        if not 1 <= self.n <= MAX_COMPANIONS:
+            raise InvalidRequestError(f"n is {self.n}; give a number from 1 to {MAX_COMPANIONS}")
+        if self.n > 1 and not any(edge.shared for edge in topology.edges_among(path)):
+            given = ", ".join(stage.output for stage in path if stage.output is not None)
+            raise InvalidRequestError(
+                f"n is {self.n}, but pipeline {topology.name} makes one output of each kind"
+                f" ({given}) per request; leave n out"
+            )
 
     def _check_types(self) -> None:
         values = msgspec.structs.asdict(self)
@@ -110,7 +137,7 @@ class StageTiming:
 
     queue_s: float  # seconds from its input's arrival to its first output
     run_s: float  # seconds from its first output to its last
-    tokens: int  # sampled, or samples of audio for a generation stage
+    tokens: int  # sampled; for a generation stage samples of audio, or pixels
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +150,7 @@ class Timings:
     audio_s: float = 0.0  # length of the audio
     continuity: Continuity | None = None  # of playback from the first audio on; None without
     stages: dict[str, StageTiming] = field(default_factory=dict)
+    ttfi_s: float | None = None  # to the first picture; None without
 
     @property
     def rtf(self) -> float | None:
@@ -137,8 +165,9 @@ class Reply:
     text: str
     audio: Samples | None  # [n], -1 to 1
     sample_rate: int  # Hz
-    finish_reason: str  # stop, length, abort, of a session's segment also interrupt
+    finish_reason: str  # of the text: stop, length, abort, of a session's segment also interrupt
     timings: Timings
+    images: list[Image] = field(default_factory=list)  # each [height, width, 3], red, green, blue
 
     def save(self, path: str | Path) -> Path:
         """Write the audio as 16-bit WAV; the file appears complete or not at all.
@@ -148,6 +177,18 @@ class Reply:
         if self.audio is None:
             raise InvalidRequestError("the reply has no audio; ask for the audio modality")
         return save_wav(path, self.audio, self.sample_rate)
+
+    def save_image(self, path: str | Path, index: int = 0) -> Path:
+        """Write one of the pictures as PNG; the file appears complete or not at all.
+
+        Raises OutputPathError, and InvalidRequestError if there is no such picture.
+        """
+        if not 0 <= index < len(self.images):
+            raise InvalidRequestError(
+                f"the reply has no picture {index}, it has {len(self.images)}; ask for the image"
+                " modality, and for as many as you need with n"
+            )
+        return save_png(path, self.images[index])
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +207,14 @@ class AudioChunk:
     part: int
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ImageChunk:
+    """A whole picture of the answer, when it is there; companions come in any order."""
+
+    image: Image  # [height, width, 3], red, green, blue
+    index: int
+
+
 @dataclass(frozen=True, slots=True)
 class Finished:
     """The last event of a request that did not fail."""
@@ -173,7 +222,7 @@ class Finished:
     reply: Reply
 
 
-OmniEvent = TextDelta | AudioChunk | Finished
+OmniEvent = TextDelta | AudioChunk | ImageChunk | Finished
 
 
 @dataclass(frozen=True, slots=True)

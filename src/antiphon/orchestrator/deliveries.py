@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container
+from dataclasses import dataclass
 
 from antiphon.payload.ref import Ref
 from antiphon.stage.messages import Command, Deliver, Discard, Used
@@ -10,23 +11,32 @@ from antiphon.stage.messages import Command, Deliver, Discard, Used
 Send = Callable[[str, Command], None]
 
 
+@dataclass(slots=True)
+class _Chunk:
+    producer: str
+    holders: int  # units that have not used it up
+
+
 class Deliveries:
-    """One table: who holds a chunk, and who stored it. `gone` are the stages that have ended."""
+    """One table: who holds a chunk, and who stored it. `gone` are the stages that have ended.
+
+    Companions hold one chunk together. It is used up when all of them have said so.
+    """
 
     def __init__(self, send: Send, gone: Container[str]) -> None:
         self._send = send
         self._gone = gone
-        self._under_way: dict[str, dict[str, str]] = {}  # consumer: key of a chunk: its producer
+        self._under_way: dict[str, dict[str, _Chunk]] = {}  # by consumer and key
         self._outgoing: dict[str, list[tuple[str, Ref]]] = {}  # until `flush`, by consumer
 
-    def deliver(self, producer: str, consumer: str, uid: str, ref: Ref) -> None:
-        """Forward a ref to the unit `uid` of `consumer`, with the next `flush`."""
+    def deliver(self, producer: str, consumer: str, uids: tuple[str, ...], ref: Ref) -> None:
+        """Forward a ref to the units `uids` of `consumer`, with the next `flush`."""
         if ref.key is not None:
             if consumer in self._gone:
                 self.discard(producer, ref)
                 return
-            self._under_way.setdefault(consumer, {})[ref.key] = producer
-        self._outgoing.setdefault(consumer, []).append((uid, ref))
+            self._under_way.setdefault(consumer, {})[ref.key] = _Chunk(producer, len(uids))
+        self._outgoing.setdefault(consumer, []).extend((uid, ref) for uid in uids)
 
     def flush(self) -> None:
         """Send what has been collected: one message per consumer."""
@@ -40,16 +50,23 @@ class Deliveries:
             self._send(producer, Discard([ref.key]))
 
     def used(self, consumer: str, edge: str, keys: list[str]) -> None:
-        """`consumer` needs these chunks no more: their producer has room for others."""
+        """A unit of `consumer` needs each of these chunks no more: it may be room for others."""
         delivered = self._under_way.get(consumer, {})
-        known = [(delivered.pop(key), key) for key in keys if key in delivered]
-        for producer in dict.fromkeys(producer for producer, _ in known):
-            self._send(producer, Used(edge, [key for p, key in known if p == producer]))
+        over: dict[str, list[str]] = {}  # by producer
+        for key in keys:
+            if (chunk := delivered.get(key)) is None:
+                continue
+            chunk.holders -= 1
+            if chunk.holders == 0:
+                del delivered[key]
+                over.setdefault(chunk.producer, []).append(key)
+        for producer, returned in over.items():
+            self._send(producer, Used(edge, returned))
 
     def lost(self, consumer: str) -> None:
         """`consumer` has ended: what it was given may still lie where it was stored."""
-        for key, producer in self._under_way.pop(consumer, {}).items():
-            self._send(producer, Discard([key]))
+        for key, chunk in self._under_way.pop(consumer, {}).items():
+            self._send(chunk.producer, Discard([key]))
 
     def __len__(self) -> int:
         """Chunks that consumers have been given and have not used up."""

@@ -26,6 +26,7 @@ class Intake:
     def __init__(
         self, topology: Topology, models: Mapping[str, str], entries: Collection[str] | None
     ) -> None:
+        self._topology = topology
         self._stages = frozenset(models)
         self._adapters = {
             entry.name: _make_adapter(entry, models[entry.stage])
@@ -60,7 +61,7 @@ class Intake:
         return self._session_adapter(request, path).continuation(request.text)
 
     def check_session(self, request: OmniRequest, path: Sequence[Stage]) -> None:
-        """Raise InvalidRequestError if the request's entry can hold no session."""
+        """Raise InvalidRequestError if the request's entry can hold no session on this path."""
         self._session_adapter(request, path)
 
     def _session_adapter(self, request: OmniRequest, path: Sequence[Stage]) -> SessionEntryAdapter:
@@ -70,6 +71,12 @@ class Intake:
                 f"entry {request.entry} leads to {stage.name}, a generation stage, which holds no"
                 " session; make requests"
             )
+        for edge in self._topology.edges_among(path):
+            if edge.producer == stage.name and edge.kv is not None:
+                raise InvalidRequestError(
+                    f"entry {request.entry} leads to {stage.name}, which hands its KV cache on by"
+                    f" edge {edge.name} and keeps no conversation; make requests"
+                )
         if not isinstance(adapter, SessionEntryAdapter):
             raise InvalidRequestError(
                 f"entry {request.entry} holds no session: its adapter continues no conversation;"
@@ -90,7 +97,7 @@ class Intake:
 
     def detokenizer(self, request: OmniRequest, path: Sequence[Stage]) -> Detokenizer | None:
         """What turns the request's ids into text; None if it wants no text."""
-        if "text" in request.modalities:
+        if request.wants("text"):
             for stage in path:
                 if stage.name in self._tokenizers:
                     return Detokenizer(self._tokenizers[stage.name])

@@ -177,7 +177,7 @@ class AsyncOmni:
         self,
         *,
         entry: str = "chat",
-        modalities: tuple[str, ...] = ("text", "audio"),
+        modalities: tuple[str, ...] | None = None,
         messages: Sequence[dict[str, str]] = (),
         sampling: Sampling | None = None,
         input_wait_timeout_s: float | None = None,

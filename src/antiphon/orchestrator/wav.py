@@ -1,41 +1,14 @@
-"""Sound as bytes: 16-bit mono, and WAV files whose name no half-written file ever carries."""
+"""Sound as bytes: 16-bit mono samples, and WAV files of them."""
 
 from __future__ import annotations
 
-import os
-import secrets
 import wave
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from antiphon.errors import OutputPathError
-
-
-def check_output_path(path: str | Path) -> Path:
-    """The file that writing to `path` will make, links followed.
-
-    Raises OutputPathError if that cannot work: no such folder, a folder or a device of this name,
-    no permission. Creates nothing.
-    """
-    if not str(path).strip():
-        raise OutputPathError("the output path is empty; name a file such as reply.wav")
-    target = Path(path).expanduser().resolve()
-    folder = target.parent
-    if target.is_dir():
-        raise OutputPathError(f"{path} is a folder; name a file in it")
-    if not folder.exists():
-        raise OutputPathError(f"folder {folder} does not exist; create it or choose another")
-    if not folder.is_dir():
-        raise OutputPathError(f"{folder} is not a folder; choose another place for {target.name}")
-    if target.exists() and not target.is_file():
-        raise OutputPathError(f"{path} is not a regular file; choose another name")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise OutputPathError(f"no permission to write into {folder}; choose another folder")
-    if target.exists() and not os.access(target, os.W_OK):
-        raise OutputPathError(f"no permission to overwrite {path}; choose another name")
-    return target
+from antiphon.orchestrator.files import whole_file
 
 
 def pcm16(samples: npt.NDArray[np.float32]) -> bytes:
@@ -47,21 +20,11 @@ def pcm16(samples: npt.NDArray[np.float32]) -> bytes:
 def save_wav(path: str | Path, samples: npt.NDArray[np.float32], sample_rate: int) -> Path:
     """Write `samples` [n] (-1 to 1, clipped beyond) at `sample_rate` Hz; returns the file's path.
 
-    The file appears complete or not at all: it is written under another name in the same folder
-    and renamed. Raises OutputPathError.
+    The file appears complete or not at all. Raises OutputPathError.
     """
-    target = check_output_path(path)
-    partial = target.with_name(f".{target.name[:100]}.{secrets.token_hex(4)}.part")
-    try:
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-        with os.fdopen(descriptor, "wb") as raw, wave.open(raw, "wb") as out:
-            out.setnchannels(1)
-            out.setsampwidth(2)
-            out.setframerate(sample_rate)
-            out.writeframes(pcm16(samples))
-        partial.replace(target)
-    except OSError as error:
-        raise OutputPathError(f"{path} cannot be written: {error.strerror}") from error
-    finally:
-        partial.unlink(missing_ok=True)
+    with whole_file(path) as (raw, target), wave.open(raw, "wb") as out:
+        out.setnchannels(1)
+        out.setsampwidth(2)
+        out.setframerate(sample_rate)
+        out.writeframes(pcm16(samples))
     return target

@@ -1,8 +1,9 @@
 """The deployment with every default filled in: the resolved form that `--print-config` shows.
 
 For each field of a stage the deployment wins, then what the topology's `engine` says, then the
-default for the device; for an edge the deployment, then the topology, then `EdgeLimits`. A filled
-deployment is filled already: filling it again changes nothing.
+default for the device; for an edge the deployment, then the topology, then `EdgeLimits`, and
+`KvSettings` where it hands a KV cache on. A filled deployment is filled already: filling it again
+changes nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import msgspec
 
 from antiphon import env
 from antiphon.errors import DeploymentError
-from antiphon.pipeline.deployed import deployed, edge_limits
+from antiphon.pipeline.deployed import deployed, edge_limits, kv_settings
 from antiphon.pipeline.deployment import (
     OWN_FIELD,
     Deployment,
@@ -94,7 +95,10 @@ def fill_defaults(
 def _fill_edge(edge: Edge, deployment: Deployment) -> EdgeDeployment:
     """`edge` is the deployed one."""
     limits = msgspec.structs.asdict(edge_limits(deployment, edge.name))
-    return EdgeDeployment(mode=edge.mode.value, options=dict(edge.options), **limits)
+    settings = {}
+    if edge.kv is not None:
+        settings = msgspec.structs.asdict(kv_settings(deployment, edge.name))
+    return EdgeDeployment(mode=edge.mode.value, options=dict(edge.options), **limits, **settings)
 
 
 def _fill_stage(

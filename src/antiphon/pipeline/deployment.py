@@ -12,15 +12,17 @@ from typing import Any, Literal, TypeVar
 import msgspec
 import msgspec.yaml
 
+from antiphon.core.kv_handoff import KvSettings
 from antiphon.core.options import Scalar
 from antiphon.env import LogLevel, parse_timeout
 from antiphon.errors import DeploymentError, SettingError
 from antiphon.pipeline.suggest import did_you_mean
-from antiphon.pipeline.topology import Edge, Topology
+from antiphon.pipeline.topology import Edge, StageKind, Topology
 from antiphon.pipeline.values import is_target, parse_bytes, scalar_type
 
 Device = Literal["auto", "cpu", "cuda"]
 Mode = Literal["full", "stream"]
+OnFailure = Literal["fail", "recompute"]
 CONNECTORS = ("auto", "inproc", "shm")
 
 # vLLM arguments that have a field of their own, or that Antiphon sets itself.
@@ -126,9 +128,57 @@ class EdgeDeployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     options: dict[str, Scalar] = {}
     """Options of the edge's adapters, in place of the topology's: numbers, texts, truth values."""
 
+    on_failure: OnFailure | None = None
+    """Edges that hand a KV cache on: what a request does whose cache is lost, late or damaged.
+
+    fail: it ends with an error. recompute: the consuming stage, which has to be an ar stage,
+    computes the cache itself from the token ids. None is fail.
+    """
+
+    ack_timeout_s: float | None = None
+    """Edges that hand a KV cache on: seconds that storing it may take; then its blocks are let go.
+
+    0 waits for ever. None is 60.
+    """
+
+    lease_s: float | None = None
+    """Edges that hand a KV cache on: seconds that a stored cache is kept for its consumer.
+
+    0 sets no limit. None is 600.
+    """
+
+    checksum: bool | None = None
+    """Edges that hand a KV cache on: verify its bytes where it arrives, before they are used.
+
+    None is false.
+    """
+
     def __post_init__(self) -> None:
         _check_counts(self, "request_chunks", "total_chunks")
         _count_bytes(self, "request_bytes", "total_bytes")
+        _check_timeout("ack_timeout_s", self.ack_timeout_s)
+        _check_timeout("lease_s", self.lease_s)
+
+    def check_edge(self, topology: Topology, edge: Edge) -> None:
+        """Raise DeploymentError, starting with the field's name, for what this edge cannot do."""
+        self.check_options(edge)
+        if self.mode == "stream" and (edge.kv is not None or edge.shared):
+            why = "hands a KV cache on" if edge.kv is not None else "is shared by several requests"
+            raise DeploymentError(
+                f"mode: edge {edge.name} {why} in one payload and cannot be a stream; remove it"
+            )
+        for name in KvSettings.__struct_fields__:
+            if edge.kv is None and msgspec.structs.asdict(self)[name] is not None:
+                raise DeploymentError(
+                    f"{name}: edge {edge.name} hands no KV cache on, and this is for those that do;"
+                    " remove it"
+                )
+        consumer = topology.stage(edge.consumer)
+        if self.on_failure == "recompute" and consumer.kind is not StageKind.AR:
+            raise DeploymentError(
+                f"on_failure: stage {consumer.name} is a generation stage, which cannot compute a"
+                " KV cache; use fail"
+            )
 
     def check_options(self, edge: Edge) -> None:
         """Raise DeploymentError for an option that the topology's edge lacks, or of another type.

@@ -50,10 +50,17 @@ def _gives(topology: Topology, stage: Stage) -> str:
 
 
 def _draw_edge(edge: Edge) -> list[str]:
-    split = ", one request per part" if edge.split else ""
-    options = "".join(f", {key}={value}" for key, value in edge.options.items())
+    how = [str(edge.mode)]
+    if edge.split:
+        how.append("one request per part")
+    if edge.kv is not None:
+        token = "" if edge.kv.token_id is None else f" {edge.kv.token_id}"
+        how.append(f"kv {edge.kv.type}{token}")
+    if edge.shared:
+        how.append("shared by companions")
+    how += [f"{key}={value}" for key, value in edge.options.items()]
     return [
-        f"{edge.name} ({edge.mode}{split}{options})",
+        f"{edge.name} ({', '.join(how)})",
         f"  out: {edge.output_adapter}",
         f"  in:  {edge.input_adapter}",
     ]

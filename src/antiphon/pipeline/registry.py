@@ -15,7 +15,11 @@ from antiphon.pipeline.suggest import did_you_mean
 from antiphon.pipeline.topology import Topology
 
 GROUP = "antiphon.pipelines"
-BUILT_IN = {"voice": "antiphon.models.voice.topology:TOPOLOGY"}
+BUILT_IN = {
+    "imagine": "antiphon.models.imagine.topology:TOPOLOGY",
+    "split": "antiphon.models.split.topology:TOPOLOGY",
+    "voice": "antiphon.models.voice.topology:TOPOLOGY",
+}
 
 
 def pipeline_targets() -> dict[str, str]:

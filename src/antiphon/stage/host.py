@@ -171,8 +171,8 @@ class StageHost:
                 raise EmptyInputError("the prompt is empty")
             if error := self.scheduler.prompt_error(len(submit.token_ids)):
                 raise error
-            if submit.session and submit.waits_for is not None:
-                raise InvalidRequestError("a session's input comes from its caller alone")
+            if submit.session:
+                self._check_session(submit)
             wait = self._wait(submit)
             coordinator.expect(
                 submit.uid,
@@ -190,6 +190,15 @@ class StageHost:
         except AntiphonError as error:
             failed = Output(submit.uid, finish="error", error=error.to_wire())
             self._send(Step([failed], []), [])
+
+    def _check_session(self, submit: Submit) -> None:
+        if submit.waits_for is not None:
+            raise InvalidRequestError("a session's input comes from its caller alone")
+        if any(edge.kv is not None for edge in self.spec.outputs):
+            raise InvalidRequestError(
+                f"stage '{self.spec.name}' hands over KV caches, which end with their request; "
+                f"a session cannot run there"
+            )
 
     def _wait(self, submit: Submit) -> Wait | None:
         if submit.waits_for is None:
@@ -227,11 +236,15 @@ class StageHost:
             self._acknowledge_aborts()
 
     def _acknowledge_aborts(self) -> None:
-        """Aborted requests are gone from scheduler and worker once a step has told the worker."""
+        """Aborted requests are gone from scheduler and worker once a step has told the worker, and
+        their blocks are free once nothing copies them any more.
+        """
         waiting = []
         for command in self._aborts:
-            if self.scheduler.finished_req_ids.isdisjoint(command.uids) and not any(
-                uid in self.scheduler.requests for uid in command.uids
+            if (
+                self.scheduler.finished_req_ids.isdisjoint(command.uids)
+                and not any(uid in self.scheduler.requests for uid in command.uids)
+                and not self.scheduler.handoffs.holds(command.uids)
             ):
                 self._send(Aborted(command.uids, command.token), [])
             else:
@@ -276,6 +289,7 @@ class StageHost:
             error=error,
             edges=self.scheduler.coordinator.outflow.statistics(),
             gate=self.scheduler.coordinator.gate.statistics(),
+            handoffs=self.scheduler.handoffs.statistics(),
         )
 
 

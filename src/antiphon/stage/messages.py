@@ -15,6 +15,7 @@ from antiphon.core.gate import GateStatistics
 from antiphon.core.prompt_plan import UpdateKind
 from antiphon.errors import ErrorInfo
 from antiphon.payload.ref import Ref
+from antiphon.sched.events import HandoffStatistics
 
 Scalar = bool | int | float | str
 
@@ -206,6 +207,7 @@ class Inspection(msgspec.Struct, tag=True, frozen=True):
     error: ErrorInfo | None = None
     edges: dict[str, BudgetStatistics] = {}  # what each outgoing edge has under way
     gate: GateStatistics | None = None  # what waits, and how waits have ended so far
+    handoffs: HandoffStatistics | None = None  # of a stage whose KV caches another one takes
 
 
 class Failed(msgspec.Struct, tag=True, frozen=True):

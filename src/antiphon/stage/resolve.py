@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from antiphon.core.options import ConnectorSpec, InEdge, OutEdge
 from antiphon.errors import TopologyError
-from antiphon.pipeline.deployed import deployed, edge_limits
+from antiphon.pipeline.deployed import deployed, edge_limits, kv_settings
 from antiphon.pipeline.deployment import Deployment, StageDeployment
 from antiphon.pipeline.topology import Edge, EdgeMode, Stage, StageKind, Topology
 from antiphon.pipeline.values import parse_bytes
@@ -81,6 +81,7 @@ def resolve_stages(
     stages = stages_wanted(topology, entries, modalities)
     names = {stage.name for stage in stages}
     connector = ConnectorSpec(deployment.connector, run, parse_bytes(deployment.connector_bytes))
+    loaders = loading_stages(topology, stages, in_process=deployment.in_process)
     specs = {}
     if any(deployment.stages[stage.name].device == "cuda" for stage in stages):
         # Upstream would choose its v2 runner there; stage_environment decides for v1.
@@ -97,7 +98,7 @@ def resolve_stages(
             engine_args=engine_args(stage, settings),
             connector=connector,
             inputs=tuple(_in_edge(edge) for edge in given),
-            outputs=tuple(_out_edge(edge, deployment) for edge in taken),
+            outputs=tuple(_out_edge(edge, topology, deployment) for edge in taken),
             input_wait_timeout_s=_filled(settings.input_wait_timeout_s),
             atomic_inputs=stage.atomic_inputs,
             recomputes=stage.recomputes,
@@ -105,20 +106,47 @@ def resolve_stages(
             threads=_filled(settings.threads),
             log_level=_filled(deployment.log_level),
             environment=stage_environment(settings, _filled(deployment.log_level)),
+            kv_connector=stage.name in loaders,
         )
     return specs
+
+
+def loading_stages(
+    topology: Topology, stages: Sequence[Stage], *, in_process: bool
+) -> frozenset[str]:
+    """The stages whose engine has our KV connector: ar stages that a KV cache is handed to.
+
+    vLLM has one connector per process, which the first engine makes. So in one process either all
+    engines are set up with it or none: one without would find a connector that it does not expect.
+    Ours serves several stages, and leaves those alone that load nothing.
+    """
+    loading = {
+        edge.consumer
+        for edge in topology.edges_among(stages)
+        if edge.kv is not None and topology.stage(edge.consumer).kind is StageKind.AR
+    }
+    everybody = {stage.name for stage in stages}
+    return frozenset(everybody if in_process and loading else loading)
 
 
 def _in_edge(edge: Edge) -> InEdge:
     """With `split` the consumer gets each chunk as the whole payload of a request of its own."""
     stream = edge.mode is EdgeMode.STREAM and not edge.split
-    return InEdge(edge.name, edge.input_adapter, dict(edge.options), stream)
+    return InEdge(edge.name, edge.input_adapter, dict(edge.options), stream, kv=edge.kv is not None)
 
 
-def _out_edge(edge: Edge, deployment: Deployment) -> OutEdge:
-    stream = edge.mode is EdgeMode.STREAM
-    limits = edge_limits(deployment, edge.name)
-    return OutEdge(edge.name, edge.output_adapter, dict(edge.options), stream, limits)
+def _out_edge(edge: Edge, topology: Topology, deployment: Deployment) -> OutEdge:
+    """A cache leaves in blocks for an engine that may have the same, else by position."""
+    return OutEdge(
+        edge.name,
+        edge.output_adapter,
+        dict(edge.options),
+        stream=edge.mode is EdgeMode.STREAM,
+        limits=edge_limits(deployment, edge.name),
+        kv=edge.kv,
+        kv_settings=kv_settings(deployment, edge.name),
+        kv_blocks=edge.kv is not None and topology.stage(edge.consumer).kind is StageKind.AR,
+    )
 
 
 def model_folder(stage: Stage, on_progress: Progress | None = None) -> Path:

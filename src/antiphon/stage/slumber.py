@@ -1,7 +1,8 @@
 """A stage that sleeps gives its memory back; what arrives meanwhile waits until it is awake.
 
-Running requests finish first. Those that wait in mid-decode and sessions that rest cannot: their
-blocks are given up, and computed again when they go on.
+Running requests finish first, and KV caches that are being handed over leave first. Requests that
+wait in mid-decode and sessions that rest cannot: their blocks are given up, and computed again when
+they go on.
 """
 
 from __future__ import annotations
@@ -74,8 +75,12 @@ class Slumber:
         self.settle()
 
     def settle(self) -> None:
-        """After a step: sleep if the stage is about to and nothing runs any more."""
+        """After a step: sleep if the stage is about to, nothing runs any more, and no worker copies
+        what lies in blocks.
+        """
         if self._bedtime is None or self._engine.has_work:
+            return
+        if self._engine.scheduler.handoffs.holding:
             return
         command, self._bedtime = self._bedtime, None
         self._engine.pause(True)  # room on an edge, say, must not start anything now

@@ -14,10 +14,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from antiphon.core.prompt_plan import UpdateKind
 from antiphon.errors import AntiphonError, ErrorInfo, InvalidRequestError, StageDiedError
@@ -56,12 +57,14 @@ C = TypeVar("C")
 class Answer:
     """What an automatic stage does with a request whose input is there, to its end.
 
-    It gives `token_ids` one by one, then `samples` of audio, then on each edge as many payloads as
-    `parts` says, and finishes; of a session, each segment.
+    It gives `token_ids` one by one, then `samples` of audio, then a black `picture` of this height
+    and width, then on each edge as many payloads as `parts` says, and finishes; of a session, each
+    segment.
     """
 
     token_ids: tuple[int, ...] = ()
     samples: tuple[float, ...] = ()  # -1 to 1
+    picture: tuple[int, int] | None = None
     parts: int = 1  # payloads per outgoing edge; 0: an explicit empty end
 
 
@@ -70,8 +73,8 @@ class FakeStage(StageClient):
 
     `keys` are the payloads that the run's connector holds, shared by the stages of a pipeline: a
     ref puts one in, the first thing that the consumer says takes it and reports it as used, a
-    discard removes it. An automatic stage answers from the running event loop, never from within
-    `send`.
+    discard removes it. Companions share a payload, and each reports it. An automatic stage answers
+    from the running event loop, never from within `send`.
     """
 
     def __init__(
@@ -161,9 +164,11 @@ class FakeStage(StageClient):
 
     def audio(self, uid: str, samples: Sequence[float], finish: str | None = "stop") -> None:
         """A step brought this waveform for `uid`."""
-        array = np.asarray(samples, dtype=np.float32)
-        output = Output(uid, tensor=Tensor("float32", array.shape, 0), finish=finish)
-        self._say(output, frames=[array.tobytes()])
+        self._tensor(uid, np.asarray(samples, dtype=np.float32), finish)
+
+    def image(self, uid: str, pixels: npt.NDArray[Any], finish: str | None = "stop") -> None:
+        """A step brought this picture [height, width, 3] for `uid`."""
+        self._tensor(uid, pixels, finish)
 
     def finish(self, uid: str, reason: str = "stop") -> None:
         """`uid` ended by itself."""
@@ -191,11 +196,16 @@ class FakeStage(StageClient):
         empty: bool = False,
         seq: int | None = None,
         epoch: int | None = None,
+        token_ids: tuple[int, ...] = (),
     ) -> Ref:
-        """A payload of `uid` is stored; seq and epoch count by themselves unless given."""
+        """A payload of `uid` is stored; seq and epoch count by themselves unless given.
+
+        `token_ids` come with a KV cache; with `empty` it is lost, and they are all that there is.
+        """
         epoch = self.epoch(uid) if epoch is None else epoch
         # What a stage that is gone would store is not there.
         ref = self.store.put(uid, edge, epoch, seq, end=end, empty=empty or self.gone)
+        ref = msgspec.structs.replace(ref, token_ids=token_ids)
         self.store.take(uid)
         self.emit(Step([], [ref], self.store.take_used()))
         return ref
@@ -257,6 +267,10 @@ class FakeStage(StageClient):
         said = msgspec.structs.replace(output, epoch=epoch)
         self.emit(Step([said], [], self.store.take_used()), frames)
 
+    def _tensor(self, uid: str, array: npt.NDArray[Any], finish: str | None) -> None:
+        tensor = Tensor(str(array.dtype), array.shape, 0)
+        self._say(Output(uid, tensor=tensor, finish=finish), frames=[array.tobytes()])
+
     def _forget(self, uid: str) -> None:
         self.live.pop(uid, None)
         self.waiting.discard(uid)
@@ -311,6 +325,8 @@ class FakeStage(StageClient):
             self.tokens(uid, token)
         if answer.samples:
             self.audio(uid, answer.samples, finish=None)
+        if answer.picture is not None:
+            self.image(uid, np.zeros((*answer.picture, 3), np.uint8), finish=None)
         for edge in submit.edges:
             for index in range(max(1, answer.parts)):
                 self.ref(uid, edge, end=index >= answer.parts - 1, empty=answer.parts == 0)

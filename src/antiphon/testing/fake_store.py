@@ -14,7 +14,8 @@ class FakeStore:
         self._stage = stage
         self._keys = keys
         self._seqs: dict[tuple[str, str, int], int] = {}
-        self._given: dict[str, list[tuple[str, str]]] = {}  # by uid: edges and keys, not taken
+        # By uid: edges and keys that it has not taken; no key: a lost cache's token ids.
+        self._given: dict[str, list[tuple[str, str | None]]] = {}
         self._ended: set[str] = set()  # uids whose input has ended
         self._used: dict[str, list[str]] = {}  # by edge, not reported
 
@@ -54,7 +55,7 @@ class FakeStore:
             raise AssertionError(f"{uid} was given a chunk behind the end of its input")
         if ref.end:
             self._ended.add(uid)
-        if ref.key is not None:
+        if not ref.empty:
             self._given.setdefault(uid, []).append((ref.edge, ref.key))
 
     def holds(self, uid: str) -> bool:

@@ -9,7 +9,10 @@ import importlib
 
 # Functions without arguments that register a model family with vLLM, by name: families are above
 # this package and are imported only when vLLM asks.
-FAMILIES = ("antiphon.models.voice.register:register_models",)
+FAMILIES = (
+    "antiphon.models.voice.register:register_models",
+    "antiphon.models.imagine.register:register_models",
+)
 
 
 def register() -> None:

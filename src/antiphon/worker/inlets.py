@@ -6,7 +6,7 @@ long as the request may need it: a preempted request is computed again from the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -14,8 +14,9 @@ import torch
 from antiphon.connector.base import Connector
 from antiphon.core.tickets import Arrived, Fetch
 from antiphon.errors import AdapterError
-from antiphon.payload import wire
 from antiphon.payload.adapters import Input, InputAdapter, InputAdapterFactory
+from antiphon.worker.chunks import Chunks
+from antiphon.worker.kv_inlets import CacheInlets
 
 
 @dataclass(slots=True)
@@ -46,6 +47,7 @@ class Inlets:
         connector: Connector,
         factories: Mapping[str, InputAdapterFactory],
         embed_width: int | None,
+        cache_edges: Iterable[str] = (),
     ) -> None:
         self._connector = connector
         self._factories = factories
@@ -55,24 +57,30 @@ class Inlets:
         self._failed: set[str] = set()  # what else comes for them is thrown away
         self.prompt_rows: dict[str, torch.Tensor] = {}  # uid: [num_tokens, width]
         self.decode_rows: dict[str, DecodeRows] = {}
+        self.caches = CacheInlets(cache_edges)
 
-    def fetch(self, fetch: Fetch) -> Arrived | None:
+    def chunks(self, fetches: Iterable[Fetch]) -> Chunks:
+        """What these fetches name, for `fetch` of each."""
+        return Chunks(self._connector, fetches)
+
+    def fetch(self, fetch: Fetch, chunks: Chunks) -> Arrived | None:
         """Take one chunk in; None if one of the same request has failed before.
 
         Raises ConnectorError, PayloadError, or what the adapter raises.
         """
         uid, ref = fetch.uid, fetch.ref
         if uid in self._failed:
-            self._connector.delete([] if ref.key is None else [ref.key])
+            chunks.skip(ref)
             return None
         try:
-            made = self._read(fetch)
+            made = self._read(fetch, chunks)
             self._keep(uid, made)
+            plan, cached = self.caches.keep(uid, made)
         except Exception:
             self._failed.add(uid)
             raise
         rows = 0 if made.rows is None else len(made.rows)
-        return Arrived(uid, ref.key, ref.end, made.plan, rows)
+        return Arrived(uid, ref.key, ref.end, plan, rows, cached)
 
     def drop(self, uid: str) -> None:
         """Forget a request; unknown ones are ignored."""
@@ -80,20 +88,20 @@ class Inlets:
         self._adapters.pop(uid, None)
         self.prompt_rows.pop(uid, None)
         self.decode_rows.pop(uid, None)
+        self.caches.kept.pop(uid, None)
 
     def __len__(self) -> int:
         return len(self._adapters.keys() | self._failed)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if rows are kept for a request that has no adapter."""
-        if not self.prompt_rows.keys() | self.decode_rows.keys() <= self._adapters.keys():
-            raise AssertionError("rows are kept for a request without an adapter")
+        """Raise AssertionError if anything is kept for a request that has no adapter."""
+        kept = self.prompt_rows.keys() | self.decode_rows.keys() | self.caches.kept.keys()
+        if not kept <= self._adapters.keys():
+            raise AssertionError("rows or a cache are kept for a request without an adapter")
 
-    def _read(self, fetch: Fetch) -> Input:
+    def _read(self, fetch: Fetch, chunks: Chunks) -> Input:
         ref = fetch.ref
-        payload = None
-        if ref.key is not None:
-            payload = wire.decode(self._connector.take(ref.key), expect=ref.fields)
+        payload = None if ref.empty else self.caches.read(ref, chunks)
         adapter = self._adapters.get(fetch.uid)
         if adapter is None:
             factory = self._factories.get(ref.edge)

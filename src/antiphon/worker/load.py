@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib
+from typing import cast
 
+from antiphon.core.options import InEdge, OutEdge, StageOptions
 from antiphon.errors import AdapterError
+from antiphon.payload.adapters import InputAdapterFactory, OutputAdapterFactory, StageContext
 
 
 def load_object(name: str) -> object:
@@ -14,3 +17,22 @@ def load_object(name: str) -> object:
         return getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise AdapterError(f"'{name}' cannot be loaded: {error}") from error
+
+
+def input_factories(options: StageOptions, model: str) -> dict[str, InputAdapterFactory]:
+    """By edge. Raises AdapterError."""
+    made = ((edge.name, _make(edge, options.stage, model)) for edge in options.inputs)
+    return {name: cast("InputAdapterFactory", factory) for name, factory in made}
+
+
+def output_factories(options: StageOptions, model: str) -> dict[str, OutputAdapterFactory]:
+    """By edge. Raises AdapterError."""
+    made = ((edge.name, _make(edge, options.stage, model)) for edge in options.outputs)
+    return {name: cast("OutputAdapterFactory", factory) for name, factory in made}
+
+
+def _make(edge: InEdge | OutEdge, stage: str, model: str) -> object:
+    maker = load_object(edge.adapter)
+    if not callable(maker):
+        raise AdapterError(f"'{edge.adapter}' is not a class")
+    return maker(StageContext(stage, edge.name, model, edge.options, edge.stream))

@@ -41,18 +41,22 @@ class StageWorkerMixin(Worker):
         return [] if io is None else io.quiet_edges
 
     def stage_inspect(self) -> dict[str, int]:
-        """Check the worker's stores; counts of what they hold. Raises AssertionError."""
+        """Check the worker's stores; counts of what they hold, and of lost caches.
+
+        Raises AssertionError.
+        """
         runner = self.stage_runner
         held = {"requests": len(runner.requests), "io": 0, "connector_entries": 0}
         if runner.io is not None:
             runner.io.check_integrity()
             held["io"] = len(runner.io)
             held["connector_entries"] = runner.io.connector.statistics().entries
+            held["recomputed_caches"] = runner.io.recomputed_caches
         return held
 
     def shutdown(self) -> None:
         """Release what the connector still holds, then upstream's own."""
         runner: object = self.model_runner
-        if isinstance(runner, StageRunnerMixin) and runner.io is not None:
-            runner.io.connector.close()
+        if isinstance(runner, StageRunnerMixin):
+            runner.close_stage()
         super().shutdown()

@@ -38,6 +38,7 @@ class Outlet:
     unsent: deque[_Unsent] = field(default_factory=deque)
     attempts: int = 0  # of the first unsent chunk
     wait_s: float = 0.0  # until its next attempt
+    over: bool = False  # everything that was to leave has left, before the request's end
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,17 +72,21 @@ class Sender:
             self._send(outlet, payload, news, end=False)
         self._send(outlet, rest[-1] if rest else None, news, end=True)
 
-    def retry(self, news: StageNews) -> dict[str, ConnectorError]:
-        """The shortest wait is over: store what could not be stored, where it is its turn.
+    @property
+    def shortest_wait_s(self) -> float | None:
+        """Until the next attempt is due; None if nothing waits."""
+        return min((outlet.wait_s for outlet in self._waiting.values()), default=None)
+
+    def retry(self, passed_s: float, news: StageNews) -> dict[str, ConnectorError]:
+        """Time has passed: store what could not be stored, where it is its turn.
 
         Returns the requests for which that is given up.
         """
         lost: dict[str, ConnectorError] = {}
-        passed = min((outlet.wait_s for outlet in self._waiting.values()), default=0.0)
         for key, outlet in list(self._waiting.items()):
-            outlet.wait_s -= passed
+            outlet.wait_s -= passed_s
             if outlet.wait_s > 0:  # another request's failure is not this one's attempt
-                _ask_for_retry(news, outlet.wait_s)
+                ask_for_retry(news, outlet.wait_s)
                 continue
             try:
                 self._flush(outlet, news)
@@ -145,8 +150,9 @@ class Sender:
             ) from error
         outlet.wait_s = delay
         self._waiting[outlet.uid, outlet.edge, outlet.epoch] = outlet
-        _ask_for_retry(news, delay)
+        ask_for_retry(news, delay)
 
 
-def _ask_for_retry(news: StageNews, delay_s: float) -> None:
+def ask_for_retry(news: StageNews, delay_s: float) -> None:
+    """Something could not be stored: an order to retry should come after this time."""
     news.retry_in_s = delay_s if news.retry_in_s is None else min(delay_s, news.retry_in_s)

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from vllm.config import VllmConfig
 from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from antiphon.connector.registry import make_connector
 from antiphon.core.options import StageOptions
+from antiphon.errors import DeploymentError, KVTransferError, TopologyError
 from antiphon.upstream.envelopes import NewsOnArrival, with_news, work_of
 from antiphon.upstream.generators import RewindGenerator, seeded
+from antiphon.upstream.kv_connector import CacheLoad, engine_key, register_loader, unregister_loader
 from antiphon.worker.decode_rows import RowConditioned, add_rows, decode_places
 from antiphon.worker.device import ops_for
+from antiphon.worker.fingerprint import model_fingerprint
+from antiphon.worker.kv_cache import KvCaches
+from antiphon.worker.kv_model import GivenCaches, attends_to_caches
+from antiphon.worker.kv_setup import make_caches
 from antiphon.worker.materialise import StepRow, materialise
 from antiphon.worker.side_outputs import OutputTap
 from antiphon.worker.stage_io import StageIO
@@ -35,7 +44,11 @@ class StageRunnerMixin(GPUModelRunner):
         self.device_ops = ops_for(device)
         self._tap: OutputTap | None = None
         self._untapped: Any = None
-        options = StageOptions.from_config(vllm_config.additional_config)
+        self.stage_caches: KvCaches | None = None
+        self._given: GivenCaches | None = None
+        options = self._options = StageOptions.from_config(vllm_config.additional_config)
+        if options is not None:
+            check_workers(options, vllm_config.parallel_config.world_size)
         # One rank speaks for the stage; its tensor-parallel peers compute the same tokens.
         if options is not None and vllm_config.parallel_config.rank == 0:
             spec, model = options.connector, vllm_config.model_config
@@ -50,6 +63,8 @@ class StageRunnerMixin(GPUModelRunner):
         model = super().get_model()
         if isinstance(model, RowConditioned):
             self.io.take_rows(model.row_width)
+        if self.is_pooling_model and self._cache_inputs:
+            self._given = self._given_caches(model, self.io)
         if self.io.side_outputs:
             self._untapped = model
             self._tap = OutputTap(self.model)
@@ -57,6 +72,79 @@ class StageRunnerMixin(GPUModelRunner):
 
     def get_model(self) -> Any:
         return super().get_model() if self._tap is None else self._untapped
+
+    # --- caches of other stages ---------------------------------------------------------------
+
+    def initialize_kv_cache(
+        self,
+        kv_cache_config: KVCacheConfig,
+        is_profiling: bool = False,
+        kv_cache_allocation_context: AbstractContextManager[Any] | None = None,
+    ) -> None:
+        super().initialize_kv_cache(
+            kv_cache_config, is_profiling, kv_cache_allocation_context=kv_cache_allocation_context
+        )
+        options = self._options
+        if is_profiling or self.io is None or options is None or self.is_pooling_model:
+            return
+        takes = bool(self._cache_inputs)
+        if not takes and all(edge.kv is None for edge in options.outputs):
+            return
+        layers, dtype = self.compilation_config.static_forward_context, self.dtype
+        assert isinstance(dtype, torch.dtype)  # noqa: S101  upstream has resolved its name
+        self.stage_caches = make_caches(
+            kv_cache_config, layers, self.device_ops, dtype, self._fingerprint
+        )
+        self.io.attach_caches(self.stage_caches)
+        if takes:
+            register_loader(engine_key(options), self._load_caches)
+
+    def _fingerprint(self) -> str:
+        """Of the weights, as far as they decide what lies in a cache."""
+        model, load = self.model_config, self.vllm_config.load_config
+        drawn = model.seed if load.load_format == "dummy" else None
+        config = model.hf_config.to_dict()
+        return model_fingerprint(model.model, config, model.revision, model.quantization, drawn)
+
+    def close_stage(self) -> None:
+        """Release what this stage has registered and stored."""
+        if self.io is None:
+            return
+        self.io.connector.close()
+        if self._options is not None and self.stage_caches is not None and self._cache_inputs:
+            unregister_loader(engine_key(self._options))
+
+    @property
+    def _cache_inputs(self) -> list[str]:
+        """Incoming edges that bring caches."""
+        return [] if self._options is None else [e.name for e in self._options.inputs if e.kv]
+
+    def _load_caches(self, loads: Sequence[CacheLoad]) -> None:
+        """Called by vLLM's connector before the forward that needs them."""
+        assert self.io is not None  # noqa: S101  it has been registered with both
+        assert self.stage_caches is not None  # noqa: S101
+        for load in loads:
+            cache = self.io.take_cache(load.uid)
+            if load.first >= load.stop:
+                continue  # the engine's own prefix cache has it all
+            if cache is None:
+                raise KVTransferError(f"the cache of request {load.uid} is not there to be loaded")
+            self.stage_caches.load(cache, load.block_ids, load.first, load.stop)
+
+    def _given_caches(self, model: object, io: StageIO) -> GivenCaches:
+        if not attends_to_caches(model):
+            edges = ", ".join(f"'{name}'" for name in self._cache_inputs)
+            raise TopologyError(
+                f"Edge {edges} brings KV caches, but {type(model).__name__} does not say that it"
+                f" attends to any; set `attends_to_caches = True` on the model, or take kv out of"
+                f" the edge."
+            )
+        return GivenCaches(self.device, io.cache)
+
+    def _model_forward(self, *args: Any, **kwargs: Any) -> Any:
+        if self._given is not None:
+            kwargs |= self._given.arguments(self.input_batch.req_ids, self.query_start_loc.np)
+        return super()._model_forward(*args, **kwargs)
 
     # --- per request --------------------------------------------------------------------------
 
@@ -83,6 +171,8 @@ class StageRunnerMixin(GPUModelRunner):
         super()._on_request_state_removed(req_id, req_state)
         if self.io is not None:
             self.io.removed(req_id)
+        if self._given is not None:
+            self._given.drop(req_id)
 
     # --- the step -----------------------------------------------------------------------------
 
@@ -145,6 +235,18 @@ class StageRunnerMixin(GPUModelRunner):
         failed = materialise(self.device_ops, wanted, state.hidden_states, side, num_requests)
         for want, error in failed:
             io.fail(batch.req_ids[want.index], error)
+
+
+def check_workers(options: StageOptions, world_size: int) -> None:
+    """Raise DeploymentError if the stage hands caches over and each worker has only a part."""
+    edges = [e.name for e in options.outputs if e.kv is not None]
+    edges += [e.name for e in options.inputs if e.kv]
+    if edges and world_size > 1:
+        raise DeploymentError(
+            f"Stage '{options.stage}' has the kv edge '{edges[0]}' and {world_size} workers, each"
+            f" with a part of the KV cache; set tensor_parallel_size and pipeline_parallel_size"
+            f" to 1."
+        )
 
 
 def takes_rows(config: VllmConfig) -> bool:

@@ -11,9 +11,9 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import ParamSpec, cast
+from typing import ParamSpec
 
 import torch
 
@@ -21,31 +21,20 @@ from antiphon.connector.base import Connector
 from antiphon.core.options import StageOptions
 from antiphon.core.retry import RetryPolicy
 from antiphon.core.tickets import Accepted, Ended, Fetch, StageNews, StageWork, Ticket
-from antiphon.errors import AdapterError, AntiphonError
-from antiphon.payload.adapters import (
-    InputAdapterFactory,
-    OutputAdapterFactory,
-    OutputNeeds,
-    StageContext,
-    StepRows,
-)
+from antiphon.errors import AntiphonError
+from antiphon.payload.adapters import StepRows
+from antiphon.payload.kv import KvSnapshot
+from antiphon.worker.chunks import Chunks
+from antiphon.worker.guard import raised
 from antiphon.worker.inlets import DecodeRows, Inlets
-from antiphon.worker.load import load_object
+from antiphon.worker.kv_cache import KvCaches, KvCopy
+from antiphon.worker.kv_sender import KvSender
+from antiphon.worker.load import input_factories, output_factories
 from antiphon.worker.outlets import Outlet, Sender
+from antiphon.worker.producers import Producer, open_producer, wants_steps, wants_tensors
 from antiphon.worker.rows import RowLog
 
 P = ParamSpec("P")
-
-
-@dataclass(slots=True)
-class _Producer:
-    """One request, or one segment of a session, whose outputs are wanted."""
-
-    uid: str
-    epoch: int
-    outlets: list[Outlet]
-    rows: RowLog | None  # None: no outlet wants tensors
-    failed: bool = False
 
 
 class StageIO:
@@ -64,21 +53,18 @@ class StageIO:
         policy: RetryPolicy | None = None,
     ) -> None:
         self._connector = connector
-        self._factories: dict[str, OutputAdapterFactory] = {}
+        self._factories = output_factories(options, model)
         self._streams = {out.name: out.stream for out in options.outputs}
-        for out in options.outputs:
-            context = StageContext(options.stage, out.name, model, out.options, out.stream)
-            self._factories[out.name] = cast("OutputAdapterFactory", _make(out.adapter, context))
-        inputs = {}
-        for inp in options.inputs:
-            context = StageContext(options.stage, inp.name, model, inp.options, inp.stream)
-            inputs[inp.name] = cast("InputAdapterFactory", _make(inp.adapter, context))
-        self._inlets = Inlets(connector, inputs, embed_width)
+        cache_edges = (edge.name for edge in options.inputs if edge.kv)
+        inputs = input_factories(options, model)
+        self._inlets = Inlets(connector, inputs, embed_width, cache_edges)
         self._sender = Sender(connector, policy or RetryPolicy())
-        self._logs: dict[str, _Producer] = {}  # those that want rows now
+        self._kv = KvSender(connector, policy or RetryPolicy(), options.outputs)
+        self._caches: KvCaches | None = None
+        self._logs: dict[str, Producer] = {}  # those that want rows now
         self._orders: deque[Callable[[], None]] = deque()  # submitted, not carried out
         self._turn = threading.Lock()  # held by whoever carries orders out; for what follows
-        self._producers: dict[tuple[str, int], _Producer] = {}  # by uid and epoch
+        self._producers: dict[tuple[str, int], Producer] = {}  # by uid and epoch
         self._news = StageNews()
 
     # --- orders -------------------------------------------------------------------------------
@@ -86,15 +72,16 @@ class StageIO:
     def submit(self, work: StageWork) -> None:
         """Take one step's orders. What the step itself must know takes effect now."""
         for ticket in work.tickets:
-            if (error := _raised(self._open, ticket)) is not None:
-                failed = _Producer(ticket.uid, ticket.epoch, [], None)
+            if (error := raised(self._open, ticket)) is not None:
+                failed = Producer(ticket.uid, ticket.epoch, [], None)
                 self._orders.append(partial(self._begin, failed))
                 self.fail(ticket.uid, error)
         for ended in work.ended:
             log = self._logs.get(ended.uid)
             if log is not None and log.epoch == ended.epoch:
                 del self._logs[ended.uid]
-        self._orders.append(partial(self._execute, work))
+        copies = [self._kv.extract(ship, self._caches) for ship in work.ships]
+        self._orders.append(partial(self._execute, work, copies))
 
     def finish(self) -> None:
         """Carry out everything that has been submitted, in order. Any thread."""
@@ -123,12 +110,12 @@ class StageIO:
     @property
     def row_edges(self) -> list[str]:
         """Edges whose adapters want tensors: hidden rows or side outputs."""
-        return [edge for edge, made in self._factories.items() if _wants_tensors(made.needs)]
+        return [edge for edge, made in self._factories.items() if wants_tensors(made.needs)]
 
     @property
     def quiet_edges(self) -> list[str]:
         """Edges whose adapters want neither tensors nor tokens: they are told of ends alone."""
-        return [edge for edge, made in self._factories.items() if not _wants_steps(made.needs)]
+        return [edge for edge, made in self._factories.items() if not wants_steps(made.needs)]
 
     @property
     def side_outputs(self) -> frozenset[str]:
@@ -147,6 +134,19 @@ class StageIO:
         """The rows that the request's output tokens are computed with; None if it has none."""
         return self._inlets.decode_rows.get(uid)
 
+    def cache(self, uid: str) -> KvSnapshot | None:
+        """What a generation request attends to; kept until the request is removed."""
+        return self._inlets.caches.kept.get(uid)
+
+    def take_cache(self, uid: str) -> KvSnapshot | None:
+        """What the request's own cache begins with, which is not kept any longer."""
+        return self._inlets.caches.kept.pop(uid, None)
+
+    @property
+    def recomputed_caches(self) -> int:
+        """Requests that were given token ids in place of a cache that was lost."""
+        return self._inlets.caches.recomputed
+
     @property
     def has_decode_rows(self) -> bool:
         """Whether any request has such rows."""
@@ -156,6 +156,10 @@ class StageIO:
         """The model wants decode rows of this width, which need not be that of its embeddings."""
         self._inlets.row_width = width
 
+    def attach_caches(self, caches: KvCaches) -> None:
+        """The engine's cache has been made: caches can leave now, and its requests take them in."""
+        self._caches = self._inlets.caches.receiver = caches
+
     def removed(self, uid: str) -> None:
         """Upstream has removed the request's state."""
         self._orders.append(partial(self._inlets.drop, uid))
@@ -164,7 +168,8 @@ class StageIO:
 
     def __len__(self) -> int:
         with self._turn:
-            return len(self._producers) + len(self._inlets) + self._sender.num_unsent
+            unsent = self._sender.num_unsent + self._kv.num_unsent
+            return len(self._producers) + len(self._inlets) + unsent
 
     def check_integrity(self) -> None:
         """Raise AssertionError if the stores disagree with themselves or each other."""
@@ -172,6 +177,7 @@ class StageIO:
         with self._turn:
             self._inlets.check_integrity()
             self._sender.check_integrity()
+            self._kv.check_integrity()
             for (uid, _), producer in self._producers.items():
                 if not (producer.outlets or producer.failed):
                     raise AssertionError(f"request {uid} is kept without an edge")
@@ -184,24 +190,36 @@ class StageIO:
 
     # --- parts --------------------------------------------------------------------------------
 
-    def _execute(self, work: StageWork) -> None:
+    def _execute(self, work: StageWork, copies: Sequence[KvCopy | AntiphonError]) -> None:
         dropped = {(ended.uid, ended.epoch) for ended in work.ended if not ended.keep}
         for uid, accepted in work.tokens.items():
             if (uid, accepted.epoch) not in dropped:
                 self._guard(uid, self._accept, uid, accepted)
+        for ship, copy in zip(work.ships, copies, strict=True):
+            producer = self._producers.get((ship.uid, ship.epoch))
+            outlet = None if producer is None else producer.outlet(ship.edge)
+            self._kv.ship(ship, copy, outlet, self._news)
         for ended in work.ended:
             self._guard(ended.uid, self._end, ended)
+        chunks = self._inlets.chunks(work.fetches)
         for fetch in work.fetches:
-            self._guard(fetch.uid, self._fetch, fetch)
+            self._guard(fetch.uid, self._fetch, fetch, chunks)
         if work.discards:
             self._connector.delete(work.discards)
         if work.retry:
-            for uid, error in self._sender.retry(self._news).items():
-                self._fail(uid, error)
+            self._retry()
+
+    def _retry(self) -> None:
+        """The shortest of all waits is over."""
+        waits = (self._sender.shortest_wait_s, self._kv.shortest_wait_s)
+        passed = min((wait for wait in waits if wait is not None), default=0.0)
+        self._kv.retry(passed, self._news)
+        for uid, error in self._sender.retry(passed, self._news).items():
+            self._fail(uid, error)
 
     def _guard(self, uid: str, call: Callable[P, None], *args: P.args, **kw: P.kwargs) -> None:
         """Isolation boundary: whatever one request's adapter or payload raises ends only it."""
-        if (error := _raised(call, *args, **kw)) is not None:
+        if (error := raised(call, *args, **kw)) is not None:
             self._fail(uid, error)
 
     def _fail(self, uid: str, error: AntiphonError) -> None:
@@ -210,31 +228,16 @@ class StageIO:
                 if producer.failed:
                     return  # said already: a step that was in flight then fails as well
                 producer.failed = True
-        self._sender.drop(uid)
+        self._drop(uid)
         self._news.failed.append((uid, error.to_wire()))
 
     def _open(self, ticket: Ticket) -> None:
-        outlets = []
-        for edge in ticket.edges:
-            factory = self._factories.get(edge)
-            if factory is None:
-                raise AdapterError(f"the stage has no outgoing edge '{edge}'")
-            adapter = factory.open(ticket.uid, ticket.params)
-            stream = self._streams[edge]
-            outlets.append(Outlet(ticket.uid, edge, ticket.epoch, adapter, factory.needs, stream))
-        rows = None
-        if any(_wants_tensors(outlet.needs) for outlet in outlets):
-            rows = RowLog(
-                wants_hidden=any(outlet.needs.include_hidden for outlet in outlets),
-                side_names=(n for outlet in outlets for n in outlet.needs.side_outputs),
-                first=ticket.first,
-            )
-        producer = _Producer(ticket.uid, ticket.epoch, outlets, rows)
-        if rows is not None:
+        producer = open_producer(ticket, self._factories, self._streams)
+        if producer.rows is not None:
             self._logs[ticket.uid] = producer
         self._orders.append(partial(self._begin, producer))
 
-    def _begin(self, producer: _Producer) -> None:
+    def _begin(self, producer: Producer) -> None:
         self._producers[producer.uid, producer.epoch] = producer
 
     def _accept(self, uid: str, accepted: Accepted) -> None:
@@ -242,15 +245,15 @@ class StageIO:
         if producer is None or producer.failed:
             return
         # The last accepted token has not been forwarded: its row does not exist yet.
-        rows = producer.rows.confirm(accepted.num_tokens - 1) if producer.rows is not None else []
+        rows = producer.release(accepted.num_tokens - 1)
         for outlet in producer.outlets:
             self._offer_rows(outlet, rows)
-            if outlet.needs.requires_token_updates:
+            if outlet.needs.requires_token_updates and not outlet.over:
                 made = outlet.adapter.on_tokens(accepted.token_ids)
                 self._sender.emit(outlet, made, self._news)
 
     def _offer_rows(self, outlet: Outlet, rows: Sequence[StepRows]) -> None:
-        if _wants_tensors(outlet.needs):
+        if wants_tensors(outlet.needs) and not outlet.over:
             for step in rows:
                 if not outlet.needs.include_hidden:
                     step = replace(step, hidden=None)  # noqa: PLW2901  another edge asked for it
@@ -259,40 +262,24 @@ class StageIO:
     def _end(self, ended: Ended) -> None:
         producer = self._producers.pop((ended.uid, ended.epoch), None)
         if not ended.keep:
-            self._sender.drop(ended.uid)
+            self._drop(ended.uid)
         if producer is None or producer.failed or not ended.keep:
             return
-        rows = producer.rows.confirm(ended.num_tokens - 1) if producer.rows is not None else []
+        rows = producer.release(ended.num_tokens - 1)
         for outlet in producer.outlets:
             self._offer_rows(outlet, rows)
-            self._sender.end(outlet, outlet.adapter.on_end(), self._news)
+            if outlet.over:
+                continue
+            if outlet.edge in self._kv:  # without its cache there is nothing to be had
+                outlet.kept.clear()
+                self._sender.end(outlet, [], self._news)
+            else:
+                self._sender.end(outlet, outlet.adapter.on_end(), self._news)
 
-    def _fetch(self, fetch: Fetch) -> None:
-        if (arrived := self._inlets.fetch(fetch)) is not None:
+    def _drop(self, uid: str) -> None:
+        self._sender.drop(uid)
+        self._kv.drop(uid, self._news)
+
+    def _fetch(self, fetch: Fetch, chunks: Chunks) -> None:
+        if (arrived := self._inlets.fetch(fetch, chunks)) is not None:
             self._news.arrived.append(arrived)
-
-
-def _raised(call: Callable[P, None], *args: P.args, **kw: P.kwargs) -> AntiphonError | None:
-    """What a call into an adapter raised, as an error of ours."""
-    try:
-        call(*args, **kw)
-    except AntiphonError as error:
-        return error
-    except Exception as error:  # noqa: BLE001  adapters are foreign code
-        return AdapterError(f"an adapter raised {type(error).__name__}: {error}")
-    return None
-
-
-def _wants_tensors(needs: OutputNeeds) -> bool:
-    return needs.include_hidden or bool(needs.side_outputs)
-
-
-def _wants_steps(needs: OutputNeeds) -> bool:
-    return needs.requires_token_updates or _wants_tensors(needs)
-
-
-def _make(name: str, context: StageContext) -> object:
-    maker = load_object(name)
-    if not callable(maker):
-        raise AdapterError(f"'{name}' is not a class")
-    return maker(context)

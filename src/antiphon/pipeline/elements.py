@@ -1,0 +1,88 @@
+"""What a topology is made of: stages, edges and entries; checked with the whole.
+
+Edges are `full` or `stream`, and an operator may run one in the other mode (`deployed`) unless it
+hands a KV cache on or is shared.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from antiphon.core.kv_handoff import KvTransfer
+from antiphon.core.options import Scalar
+
+
+class StageKind(enum.StrEnum):
+    """`ar` samples tokens step by step, `generation` makes one forward per input."""
+
+    AR = "ar"
+    GENERATION = "generation"
+
+
+class EdgeMode(enum.StrEnum):
+    """`full`: payloads cross when the producer finishes. `stream`: while it runs."""
+
+    FULL = "full"
+    STREAM = "stream"
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A node of the graph.
+
+    `model` is "module:function"; `function(progress)` returns the checkpoint's folder as a
+    `pathlib.Path`, fetches it if need be, and calls `progress(phase, fraction)` with what it is
+    doing and how much of it is done (0 to 1, None if it cannot tell).
+    `engine` holds vLLM EngineArgs that the model needs, plain data only: it crosses a process
+    boundary. `sampling` holds default SamplingParams, plain data too.
+    """
+
+    name: str
+    kind: StageKind
+    model: str
+    output: str | None = None  # modality that leaves the pipeline here: "text", "audio", "image"
+    engine: Mapping[str, object] = field(default_factory=dict)
+    sampling: Mapping[str, object] = field(default_factory=dict)
+    atomic_inputs: bool = False  # generation: an input over the token budget is an error
+    recomputes: bool = True  # ar: False, a request that loses its blocks ends with an error
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """Producer to consumer.
+
+    Without `split` a full edge carries one payload, and the chunks of a stream edge go to one
+    consumer request that runs meanwhile. With `split`, in either mode, each payload is a part with
+    a consumer request of its own. `options` are the adapters' own; an operator may change the
+    values of those that are declared here.
+
+    With `kv` the one payload of a full edge carries the request's KV cache, and leaves when the
+    criterion is met. A `shared` payload is for as many consumer requests as the caller asks for
+    (`OmniRequest.n`): companions, which it is made, kept and moved once for.
+    """
+
+    name: str
+    producer: str
+    consumer: str
+    mode: EdgeMode
+    output_adapter: str  # "module:Class", an OutputAdapterFactory
+    input_adapter: str  # "module:Class", an InputAdapterFactory
+    split: bool = False
+    options: Mapping[str, Scalar] = field(default_factory=dict)
+    kv: KvTransfer | None = None
+    shared: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A way into the pipeline: the stage that a kind of call starts at, and its prompts' maker.
+
+    `adapter` is "module:Class"; the class is made once with the checkpoint's folder and called with
+    an `EntryRequest`; it returns one list of token ids per part.
+    """
+
+    name: str
+    stage: str
+    adapter: str

@@ -1,0 +1,92 @@
+"""What a generation model is given of the caches that its requests attend to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from antiphon.payload.kv import KeysValues, KvMetadata, KvSnapshot, keys_and_values
+
+PastKeyValues = list[list[KeysValues] | None]
+"""By request of the batch, by layer: keys and values, each [length, num_kv_heads, head_size]."""
+
+
+@runtime_checkable
+class CacheConditioned(Protocol):
+    """A model whose `forward` takes two more arguments: what its requests attend to.
+
+    `past_key_values`: of each request of the batch, in its order, the keys and values of each layer
+    in the order of `KvMetadata.layers`, None for a request without a cache. They have the dtype of
+    the producer's cache, are on the model's device, and must not be written to: companions share
+    them. `kv_metadata`: a `KvMetadata` or None for each. Neither is given in upstream's trial runs.
+    """
+
+    attends_to_caches: bool
+
+    def forward(
+        self,
+        *args: Any,
+        past_key_values: PastKeyValues | None = None,
+        kv_metadata: list[KvMetadata | None] | None = None,
+        **kwargs: Any,
+    ) -> Any: ...
+
+
+def attends_to_caches(model: object) -> bool:
+    """Whether this model is given caches; to be asked once, when it has been loaded."""
+    return isinstance(model, CacheConditioned) and model.attends_to_caches
+
+
+class GivenCaches:
+    """Caches of the requests of a generation stage, on its model's device.
+
+    `cache_of` says what a request attends to, None for nothing.
+    """
+
+    def __init__(self, device: torch.device, cache_of: Callable[[str], KvSnapshot | None]) -> None:
+        self._device = device
+        self._cache_of = cache_of
+        # By uid; moved once, for all forwards and for all companions that share a cache.
+        self._ready: dict[str, tuple[KvSnapshot, list[KeysValues]]] = {}
+
+    def arguments(self, uids: Sequence[str], offsets: npt.NDArray[np.integer]) -> dict[str, Any]:
+        """What `forward` is given for this batch; `offsets` are where its requests' rows begin."""
+        past: PastKeyValues = []
+        metadata: list[KvMetadata | None] = []
+        for index, uid in enumerate(uids):
+            if (cache := self._cache_of(uid)) is None:
+                past.append(None)
+                metadata.append(None)
+                continue
+            header = cache.header
+            past.append(self._moved(uid, cache))
+            metadata.append(
+                KvMetadata(
+                    rows=(int(offsets[index]), int(offsets[index + 1])),
+                    length=header.length,
+                    next_position=header.first_position + header.length,
+                    layers=tuple(name for group in header.groups for name in group.layers),
+                    token_ids=cache.token_ids,
+                )
+            )
+        return {"past_key_values": past, "kv_metadata": metadata}
+
+    def drop(self, uid: str) -> None:
+        """Forget a request; unknown ones are ignored."""
+        self._ready.pop(uid, None)
+
+    def _moved(self, uid: str, cache: KvSnapshot) -> list[KeysValues]:
+        if (ready := self._ready.get(uid)) is None:
+            shared = (entry for entry in self._ready.values() if entry[0] is cache)
+            ready = self._ready[uid] = next(shared, None) or (cache, self._move(cache))
+        return ready[1]
+
+    def _move(self, cache: KvSnapshot) -> list[KeysValues]:
+        return [
+            (keys.to(self._device), values.to(self._device))
+            for keys, values in keys_and_values(cache)
+        ]
