@@ -30,6 +30,7 @@ from antiphon.upstream.envelopes import news_of, with_news, work_of
 from factory import make_request, make_scheduler
 
 EDGE = "speech"
+NULL_BLOCK = 0  # stands where a sliding window has dropped a block
 
 
 @dataclass
@@ -61,6 +62,7 @@ class Stage(Engine):
         active_streams: int = 0,
         recomputes: bool = True,
         atomic_inputs: bool = False,
+        outputs: tuple[OutEdge, ...] = (),
         **kw: Any,
     ) -> None:
         overlap = issubclass(cls, AsyncARScheduler)
@@ -68,7 +70,8 @@ class Stage(Engine):
         options = StageOptions(
             "stage",
             ConnectorSpec("inproc", "run"),
-            outputs=() if limits is None else (OutEdge(OUT, "", stream=True, limits=limits),),
+            outputs=outputs
+            or (() if limits is None else (OutEdge(OUT, "", stream=True, limits=limits),)),
             atomic_inputs=atomic_inputs,
             active_streams=active_streams,
             recomputes=recomputes,
@@ -276,10 +279,11 @@ class Stage(Engine):
         return int(self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
 
     def held_blocks(self) -> int:
-        """Blocks in the tables of live requests; one that several share counts once."""
+        """Blocks in the tables of live requests, or held for a hand-off; each counts once."""
         manager = self.scheduler.kv_cache_manager
         tables = (manager.get_block_ids(uid) for uid in self.scheduler.requests)
-        return len({block for table in tables for group in table for block in group})
+        blocks = {block for table in tables for group in table for block in group}
+        return len((blocks | self.scheduler.handoffs.held_blocks()) - {NULL_BLOCK})
 
     def ends(self, uid: str) -> list[FinishReason]:
         return self.outcomes[uid].ends

@@ -13,7 +13,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from antiphon.core.prompt_plan import PromptPlan
-from antiphon.core.tickets import Arrived, Ended, Fetch, StageNews, StageWork
+from antiphon.core.tickets import Arrived, Ended, Fetch, KvAck, StageNews, StageWork
 from antiphon.errors import AntiphonError, ErrorInfo
 from antiphon.payload.ref import Ref
 
@@ -27,6 +27,7 @@ class Given:
 
     plan: PromptPlan | None = None
     rows: int = 0
+    cached: int = 0  # leading tokens of the plan that the chunk brought the cache of
 
 
 Answer = PromptPlan | AntiphonError | Given | int  # int: so many decode rows
@@ -44,6 +45,7 @@ class Worker:
     # What goes out with the next step beside the answers to its orders.
     refs: list[Ref] = field(default_factory=list)
     failures: list[tuple[str, ErrorInfo]] = field(default_factory=list)
+    acks: list[KvAck] = field(default_factory=list)
     retry_in_s: float | None = None
     # What the scheduler has been told: decode rows of a consumer, and those that are padded now.
     rows: Counter[str] = field(default_factory=Counter)
@@ -60,10 +62,16 @@ class Worker:
             fed_back = request.num_computed_tokens - request.num_prompt_tokens
             if uid in self.rows and uid not in self.padded:
                 assert fed_back <= self.rows[uid], f"{uid} is computed without its row"
-        news = StageNews([], [*self.refs], [*self.failures], self.retry_in_s)
+        news = StageNews(
+            refs=[*self.refs],
+            failed=[*self.failures],
+            acks=[*self.acks],
+            retry_in_s=self.retry_in_s,
+        )
         self.retry_in_s = None
         self.refs.clear()
         self.failures.clear()
+        self.acks.clear()
         if work:
             self.works.append(work)
             self._outlets(work, news)
@@ -116,4 +124,4 @@ class Worker:
             made = Given(made)
         elif isinstance(made, int):
             made = Given(rows=made)
-        news.arrived.append(Arrived(uid, ref.key, ref.end, made.plan, made.rows))
+        news.arrived.append(Arrived(uid, ref.key, ref.end, made.plan, made.rows, made.cached))

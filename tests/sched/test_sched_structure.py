@@ -12,7 +12,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from antiphon.pipeline.topology import StageKind
-from antiphon.sched.ar import ARScheduler, AsyncARScheduler
+from antiphon.sched.ar import ARMixin, ARScheduler, AsyncARScheduler
 from antiphon.sched.generation import GenerationScheduler
 from antiphon.sched.mixin import StageSchedulerMixin
 from antiphon.stage.resolve import SCHEDULERS
@@ -20,7 +20,7 @@ from antiphon.stage.resolve import SCHEDULERS
 MAX_OVERRIDES = 8
 MAX_LINES = 25
 
-OURS = [StageSchedulerMixin, ARScheduler, AsyncARScheduler, GenerationScheduler]
+OURS = [StageSchedulerMixin, ARMixin, ARScheduler, AsyncARScheduler, GenerationScheduler]
 
 
 def overrides(cls: type) -> dict[str, ast.FunctionDef]:

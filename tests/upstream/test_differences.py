@@ -14,9 +14,12 @@ from vllm.v1.engine import FinishReason
 from vllm.v1.outputs import LogprobsLists
 from vllm.v1.request import Request, RequestStatus
 
+from antiphon.core.kv_handoff import KvTransfer
+from antiphon.core.options import ConnectorSpec, OutEdge, StageOptions
 from antiphon.core.prompt_plan import PromptPlan, PromptUpdate, UpdateKind
-from antiphon.core.tickets import Arrived, StageNews
-from antiphon.errors import StageStepError
+from antiphon.core.tickets import Arrived, KvAck, KvShip, StageNews
+from antiphon.errors import KVTransferError, StageStepError
+from antiphon.payload.ref import Ref
 from antiphon.sched.ar import ARMixin, ARScheduler, AsyncARScheduler
 from antiphon.sched.events import SegmentEnd
 from antiphon.sched.generation import GenerationScheduler
@@ -238,6 +241,62 @@ def test_a_generation_stream_runs_its_request_again() -> None:
         {},
     ]
     assert list(scheduler.requests) == ["a", "b"]
+
+
+# --- KV caches that leave -------------------------------------------------------------------------
+
+
+def _handing_over(cls: type[ARMixin], overlap: bool) -> ARMixin:
+    """A scheduler whose request "a", a prompt of 20 tokens, hands its cache over."""
+    edge = OutEdge("cache", "", kv=KvTransfer("prefill_finished"))
+    options = StageOptions("stage", ConnectorSpec("inproc", "run"), outputs=(edge,))
+    scheduler = make_scheduler(cls, async_scheduling=overlap, options=options)
+    scheduler.coordinator.expect("a", wait=None, edges=("cache",), params={}, num_prompt_tokens=20)
+    scheduler.add_request(make_request("a", 20, max_tokens=50))
+    return scheduler
+
+
+def _ships(scheduled: SchedulerOutput) -> list[KvShip]:
+    work = work_of(scheduled)
+    return [] if work is None else work.ships
+
+
+@BOTH
+def test_a_request_whose_cache_leaves_is_passed_over_and_stops(
+    cls: type[ARMixin], overlap: bool
+) -> None:
+    scheduler = _handing_over(cls, overlap)
+    assert step(scheduler)[1][0].outputs[0].new_token_ids == [7]
+    assert scheduler.has_requests()
+    scheduled = scheduler.schedule()
+    assert scheduled.num_scheduled_tokens == {}
+    (ship,) = _ships(scheduled)
+    assert (ship.length, ship.token_ids) == (20, (*range(1, 21), 7))
+    ref = Ref("a", "cache", 0, True, key="key")
+    news = StageNews(acks=[KvAck("a", ship.generation, ref)])
+    outputs = scheduler.update_from_output(scheduled, with_news(make_output(scheduled), news))
+    (out,) = outputs[0].outputs
+    assert (out.new_token_ids, out.finish_reason) == ([], FinishReason.STOP)
+    assert scheduler.coordinator.take_events().refs == [ref]
+
+
+@BOTH
+def test_the_blocks_of_a_cache_that_leaves_outlive_their_request(
+    cls: type[ARMixin], overlap: bool
+) -> None:
+    scheduler = _handing_over(cls, overlap)
+    pool = scheduler.kv_cache_manager.block_pool
+    free = pool.get_num_free_blocks()
+    step(scheduler)
+    scheduled = scheduler.schedule()
+    (ship,) = _ships(scheduled)
+    scheduler.finish_requests("a", RequestStatus.FINISHED_ABORTED)
+    assert scheduler.requests == {}
+    assert pool.get_num_free_blocks() == free - len(ship.block_ids[0]) == free - 2
+    failed = KvAck("a", ship.generation, error=KVTransferError("broken").to_wire())
+    output = with_news(make_output(scheduled), StageNews(acks=[failed]))
+    scheduler.update_from_output(scheduled, output)
+    assert pool.get_num_free_blocks() == free
 
 
 # --- sessions -------------------------------------------------------------------------------------

@@ -8,14 +8,17 @@ from __future__ import annotations
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.engine import FinishReason
+from vllm.v1.engine import EngineCoreOutputs, FinishReason
+from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
 from antiphon.core.prompt_plan import PromptPlan, UpdateKind, salt_for, update_prompt
-from antiphon.errors import AntiphonError, InvalidRequestError
+from antiphon.errors import AntiphonError, InvalidRequestError, KVTransferError
 from antiphon.sched.mixin import StageSchedulerMixin
 from antiphon.sched.sessions import Session, SessionUpdate
+from antiphon.upstream.kv_connector import StageCacheConnector
 from antiphon.upstream.prompt import renew_prompt, replace_prompt
 from antiphon.upstream.queues import dequeue
 
@@ -29,17 +32,57 @@ class ARMixin(StageSchedulerMixin):
         super().__init__(*args, **kwargs)
         self._sessions: dict[str, Session] = {}
 
-    def _begin(self, uid: str, plan: PromptPlan | None) -> None:
+    def _begin(self, uid: str, plan: PromptPlan | None, cached: int = 0) -> None:
         request = self.requests[uid]
         assert plan is not None  # noqa: S101  an ar request is begun by its plan
-        if (error := self._plan_error(request, plan)) is not None:
+        error = self._plan_error(request, plan) or self._cache_error(uid, cached)
+        if error is not None:
             self.fail_requests([uid], error)
             return
         # Blocks of a stream's own tokens depend on its rows, which no key knows.
         salt = uid if self.coordinator.inputs.is_stream(uid) else salt_for(plan, uid)
         replace_prompt(request, plan.token_ids, salt)
+        if cached and self._loader is not None:
+            self._loader.expect(uid, cached)
         self.coordinator.planned(uid, plan)
         self._go_on(uid)
+
+    # --- KV caches ----------------------------------------------------------------------------
+
+    @property
+    def _loader(self) -> StageCacheConnector | None:
+        """What takes caches of other stages in, if the stage is set up for it."""
+        connector = self.connector
+        return connector if isinstance(connector, StageCacheConnector) else None
+
+    def _cache_error(self, uid: str, cached: int) -> KVTransferError | None:
+        if not cached or self._loader is not None:
+            return None
+        return KVTransferError(
+            f"a cache has arrived for request {uid}, and the stage has nothing to load it with; "
+            f"give its engine the connector of antiphon.upstream.kv_connector"
+        )
+
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> dict[int, EngineCoreOutputs]:
+        self.handoffs.without_repeats(model_runner_output)
+        return super().update_from_output(scheduler_output, model_runner_output)
+
+    def _update_request_with_output(
+        self, request: Request, new_token_ids: list[int], *args: Any, **kwargs: Any
+    ) -> tuple[list[int], bool]:
+        record = self.handoffs.of(request)
+        if record is not None and record.handoff.stops:
+            self.handoffs.surplus(record, request, new_token_ids)
+            return [], False
+        cut = record is not None and self.handoffs.cut(record, request, new_token_ids)
+        updated: tuple[list[int], bool] = super()._update_request_with_output(
+            request, new_token_ids, *args, **kwargs
+        )
+        if record is not None:
+            self.handoffs.accepted(record, request, updated[0], cut=cut)
+        return updated
 
     # --- sessions -----------------------------------------------------------------------------
 
@@ -139,6 +182,8 @@ class ARMixin(StageSchedulerMixin):
 
     def _forget(self, uid: str) -> None:
         self._sessions.pop(uid, None)
+        if self._loader is not None:
+            self._loader.forget(uid)
 
 
 class ARScheduler(ARMixin, Scheduler):

@@ -6,12 +6,12 @@ One record per request in one table. Nothing here touches a connector or a tenso
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 
 from antiphon.core.options import OutEdge
 from antiphon.core.prompt_plan import PromptPlan
-from antiphon.core.tickets import Accepted, Ended, Fetch, Scalar, StageWork, Ticket
+from antiphon.core.tickets import Accepted, Ended, Fetch, KvShip, Scalar, StageWork, Ticket
 from antiphon.errors import AntiphonError, DuplicateRequestError, ErrorInfo
 from antiphon.payload.ref import Ref
 from antiphon.sched.events import SegmentEnd, StageEvents
@@ -48,6 +48,7 @@ class Coordinator:
         self.outflow = Outflow(clock, edges)
         self.events = StageEvents()
         self.quiet_edges: frozenset[str] = frozenset()  # whose adapters are told of ends alone
+        self.handing_over: Container[str] = ()  # requests whose KV cache is on its way
         self._clock = clock
         self._records: dict[str, _Record] = {}
         # The records with edges that are not quiet, and those of `_leaving`.
@@ -70,9 +71,10 @@ class Coordinator:
     ) -> None:
         """Announce a request before it is added: the edge it waits for and the edges it feeds.
 
-        Raises DuplicateRequestError for a uid whose end has not reached the worker yet.
+        Raises DuplicateRequestError for a uid whose end has not reached the worker yet, or whose
+        KV cache is still being handed over.
         """
-        if uid in self._records or uid in self._leaving:
+        if uid in self._records or uid in self._leaving or uid in self.handing_over:
             raise DuplicateRequestError(f"request {uid} is still running")
         if wait is not None:
             self.inputs.expect(uid, wait, epoch)
@@ -102,10 +104,11 @@ class Coordinator:
         self._work.discards.extend(keys)
         self.outflow.returned(keys)
 
-    def abandon(self, uids: Iterable[str]) -> None:
-        """These requests are over on every stage: what they have sent is freed here."""
-        for uid in uids:
-            self._work.discards += self.outflow.drop(uid)
+    def abandon(self, uids: Iterable[str]) -> list[str]:
+        """These requests are over on every stage: what they have sent is freed here; its keys."""
+        keys = [key for uid in uids for key in self.outflow.drop(uid)]
+        self._work.discards += keys
+        return keys
 
     def forget(self, uid: str) -> None:
         """Undo `expect` for a request that upstream refused."""
@@ -147,6 +150,10 @@ class Coordinator:
         self.outflow.retry_in(retry_in_s)
         return self.outflow.sent(refs, self._records.__contains__)
 
+    def ship(self, orders: Sequence[KvShip]) -> None:
+        """KV caches that leave with the step that has just been scheduled."""
+        self._work.ships += orders
+
     def planned(self, uid: str, plan: PromptPlan) -> None:
         """An ar request's prompt is in place: the gate opens."""
         self._records[uid].num_tokens = len(plan.token_ids)
@@ -181,6 +188,11 @@ class Coordinator:
         """The segment that the request is in; 0 for one that is not known any more."""
         record = self._records.get(uid)
         return 0 if record is None else record.epoch
+
+    def feeds(self, uid: str, edge: str) -> bool:
+        """Whether a live request's outputs are wanted on this edge."""
+        record = self._records.get(uid)
+        return record is not None and edge in record.edges
 
     @property
     def routed(self) -> bool:

@@ -10,6 +10,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from antiphon.errors import AntiphonError, PreemptedError
 from antiphon.sched.coordinator import Coordinator
+from antiphon.sched.handoff_record import Ending
 
 
 class EndsMixin(Scheduler):
@@ -41,6 +42,14 @@ class EndsMixin(Scheduler):
                 "kv_cache_bytes or lower max_num_seqs"
             ),
         )
+
+    def _end_handed_over(self, endings: Iterable[Ending]) -> None:
+        """End the requests whose hand-off was what they lived for, or has failed."""
+        for ending in endings:
+            if ending.error is None:
+                self._finish_now([ending.uid], RequestStatus.FINISHED_STOPPED)
+            else:
+                self.fail_requests([ending.uid], ending.error)
 
     def _finish_now(self, uids: Iterable[str], status: RequestStatus) -> None:
         """Finish requests outside upstream's own loop; the next update reports them."""

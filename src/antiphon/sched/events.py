@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from antiphon.errors import ErrorInfo
 from antiphon.payload.ref import Ref
 
@@ -16,6 +18,21 @@ class SegmentEnd:
     uid: str
     epoch: int
     reason: str
+
+
+class HandoffStatistics(msgspec.Struct, frozen=True):
+    """KV caches that leave the stage: what is under way now, and counters since it started."""
+
+    marked: int  # hand-offs whose criterion was met with the cache there
+    shipped: int
+    ready: int  # announced to a consumer
+    failed: int  # reported as failed, also without having been marked
+    cancelled: int  # over with nobody waiting for them any more
+    late_acks: int  # answers that nobody waited for: late ones and repeats
+    active: int  # shipped and not answered, now
+    held_blocks: int  # now
+    leased: int  # stored and not used up, now
+    leases_expired: int
 
 
 @dataclass(slots=True)

@@ -91,7 +91,7 @@ class GenerationScheduler(StageSchedulerMixin, Scheduler):
 
     # --- chunks -------------------------------------------------------------------------------
 
-    def _begin(self, uid: str, plan: PromptPlan | None) -> None:
+    def _begin(self, uid: str, plan: PromptPlan | None, cached: int = 0) -> None:
         """Run the next chunk of a request that rests, or have it wait for its turn."""
         request = self.requests[uid]
         chunk = self.coordinator.inputs.next_plan(uid)

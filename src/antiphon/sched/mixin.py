@@ -20,6 +20,7 @@ from antiphon.errors import AdapterError, AntiphonError, InputTooLongError
 from antiphon.payload.ref import Ref
 from antiphon.sched.coordinator import Coordinator
 from antiphon.sched.ends import EndsMixin
+from antiphon.sched.handoffs import Handoffs
 from antiphon.sched.inputs import Arrival
 from antiphon.sched.logprobs import LogprobWatch
 from antiphon.sched.parking import Parking
@@ -53,6 +54,14 @@ class StageSchedulerMixin(EndsMixin, RoomMixin, Scheduler):
             type(self).clock, options.outputs, stage=options.stage, samples=self.samples
         )
         self.parking = Parking(self)
+        self.handoffs = Handoffs(
+            self,
+            self.coordinator,
+            self.parking,
+            type(self).clock,
+            options.outputs,
+            stage=options.stage,
+        )
         self._logprobs = LogprobWatch()
         self._moved = set()
         self._rested: list[Request] = []  # resumable, and stopped in this update
@@ -72,16 +81,20 @@ class StageSchedulerMixin(EndsMixin, RoomMixin, Scheduler):
     def used(self, edge: str, keys: list[str]) -> None:
         """Consumers have used up these chunks of an outgoing edge."""
         self.coordinator.outflow.returned(keys, edge)
+        self.handoffs.leases.end(keys)
         self._release_producers()
 
     def discard(self, keys: list[str]) -> None:
         """Nobody will take these payloads."""
         self.coordinator.discard(keys)
+        self.handoffs.leases.end(keys)
         self._release_producers()
 
     def abandon(self, uids: Iterable[str]) -> None:
         """These requests are over on every stage: what they have sent is freed here."""
-        self.coordinator.abandon(uids)
+        uids = list(uids)
+        self.handoffs.abandon(uids)
+        self.handoffs.leases.end(self.coordinator.abandon(uids))
         self._release_producers()
 
     def prompt_error(self, num_tokens: int) -> InputTooLongError | None:
@@ -114,12 +127,14 @@ class StageSchedulerMixin(EndsMixin, RoomMixin, Scheduler):
 
     def next_due(self) -> float | None:
         """Value of `clock` at the earliest deadline or retry, None if there is none."""
-        return self.coordinator.next_due()
+        dues = (self.coordinator.next_due(), self.handoffs.next_due())
+        return min((due for due in dues if due is not None), default=None)
 
     def check_integrity(self) -> None:
         """Raise AssertionError if the stage's stores and upstream's disagree."""
         self.coordinator.check_integrity()
         self.parking.check_integrity()
+        self.handoffs.check_integrity()
         parked = [*self.parking.out, *self.parking.held]
         blocked = sum(self.coordinator.gate.blocked(uid) for uid in parked)
         if blocked != self.coordinator.gate.blocked_count:
@@ -149,7 +164,7 @@ class StageSchedulerMixin(EndsMixin, RoomMixin, Scheduler):
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
         super()._preempt_request(request, *args, **kwargs)
         self.parking.preempted(request)
-        if not self._recomputes:
+        if not (self.handoffs.preempted(request) or self._recomputes):
             self._victims.append(request.request_id)
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
@@ -157,11 +172,15 @@ class StageSchedulerMixin(EndsMixin, RoomMixin, Scheduler):
             self._finish_now(expired, RequestStatus.FINISHED_ERROR)
         if self._moved:
             self._hold_starving()
+        if self.handoffs.due:
+            self._end_handed_over(self.handoffs.expire())
         output = super().schedule(throttle_prefills)
         if self._victims:
             self._end_victims()
         if len(self.coordinator.gate):
             self._note_scheduled(output)
+        if self.handoffs.to_ship:
+            self.coordinator.ship(self.handoffs.ship())
         # A step that preempts admits nobody, though it made room.
         if not (output.num_scheduled_tokens or output.preempted_req_ids):
             self._after_nothing()
@@ -187,10 +206,12 @@ class StageSchedulerMixin(EndsMixin, RoomMixin, Scheduler):
     def has_requests(self) -> bool:
         if self.coordinator.has_work or self._endings:
             return True
-        if not (self.parking.held or self.parking.stalled):
+        if self.handoffs.to_ship or self.handoffs.due:
+            return True
+        if self.connector is None and not (self.parking.held or self.parking.stalled):
             return super().has_requests()
         # Upstream counts what is passed over, which is no work.
-        return self._runnable or self.has_finished_requests()
+        return self._runnable or self._cleans_up
 
     def _free_request(
         self, request: Request, *args: Any, **kwargs: Any
@@ -200,6 +221,7 @@ class StageSchedulerMixin(EndsMixin, RoomMixin, Scheduler):
         self._logprobs.forget(uid)
         self._forget(uid)
         keep = request.status in _KEPT
+        self.handoffs.ended(request, kept=keep)
         self.coordinator.ended(uid, keep=keep, num_tokens=request.num_tokens)
         params: tuple[dict[str, Any] | None, dict[str, Any] | None] = super()._free_request(
             request, *args, **kwargs
@@ -209,8 +231,8 @@ class StageSchedulerMixin(EndsMixin, RoomMixin, Scheduler):
     # --- what the two kinds of stages do differently ------------------------------------------
 
     @abstractmethod
-    def _begin(self, uid: str, plan: PromptPlan | None) -> None:
-        """A request's next input has been planned."""
+    def _begin(self, uid: str, plan: PromptPlan | None, cached: int = 0) -> None:
+        """A request's next input has been planned; the worker has the cache of so many tokens."""
 
     @abstractmethod
     def _rests(self, request: Request, reason: FinishReason) -> None:
@@ -235,7 +257,7 @@ class StageSchedulerMixin(EndsMixin, RoomMixin, Scheduler):
                 continue  # ended while its chunk was on the way
             match self.coordinator.inputs.arrived(arrived):
                 case Arrival.PLAN | Arrival.RUN:
-                    self._begin(arrived.uid, arrived.plan)
+                    self._begin(arrived.uid, arrived.plan, arrived.cached)
                 case Arrival.GO_ON:
                     self.coordinator.inputs.go_on(arrived.uid)
                     self._go_on(arrived.uid)
@@ -246,6 +268,8 @@ class StageSchedulerMixin(EndsMixin, RoomMixin, Scheduler):
                     self.fail_requests([arrived.uid], again)
         for uid in self.coordinator.sent(news.refs, news.retry_in_s):
             self.parking.hold(self.requests[uid])
+        if news.acks:
+            self._end_handed_over(self.handoffs.acknowledged(news.acks))
         for uid, info in news.failed:
             self.coordinator.fail(uid, info)
             if uid in self.requests:

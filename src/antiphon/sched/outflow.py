@@ -10,11 +10,17 @@ from antiphon.payload.ref import Ref
 
 
 class Outflow:
-    """One budget per edge. Knows requests by uid only."""
+    """One budget per edge. Knows requests by uid only.
+
+    On an edge with `kv` a request sends one payload, which may leave while the request runs: it is
+    counted, and nobody waits for its room.
+    """
 
     def __init__(self, clock: Callable[[], float], edges: Iterable[OutEdge]) -> None:
         self._clock = clock
+        edges = tuple(edges)
         self._budgets = {edge.name: EdgeBudget(edge.limits) for edge in edges}
+        self._limiting = {e.name: self._budgets[e.name] for e in edges if e.kv is None}
         self._retry_at: float | None = None  # clock value; None: nothing waits to be stored
 
     def sent(self, refs: Sequence[Ref], alive: Callable[[str], bool]) -> list[str]:
@@ -25,7 +31,7 @@ class Outflow:
             if budget is None or ref.key is None:
                 continue
             budget.sent(ref.uid, ref.key, ref.nbytes)
-            if not alive(ref.uid):
+            if ref.edge not in self._limiting or not alive(ref.uid):
                 budget.close(ref.uid)
             elif budget.blocked(ref.uid):
                 blocked.append(ref.uid)
@@ -39,12 +45,13 @@ class Outflow:
 
     def released(self) -> list[str]:
         """Requests that waited for room and have it on every edge, longest waiting first."""
-        uids = dict.fromkeys(u for budget in self._budgets.values() for u in budget.take_released())
+        limiting = self._limiting.values()
+        uids = dict.fromkeys(uid for budget in limiting for uid in budget.take_released())
         return [uid for uid in uids if not self.full(uid)]
 
     def full(self, uid: str) -> bool:
         """Whether any edge has no room for the request, which waits then."""
-        full = [budget.blocked(uid) for budget in self._budgets.values()]  # each notes who waits
+        full = [budget.blocked(uid) for budget in self._limiting.values()]  # each notes who waits
         return any(full)
 
     def close(self, uid: str) -> None:

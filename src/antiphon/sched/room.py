@@ -8,6 +8,7 @@ from vllm.v1.request import RequestStatus
 
 from antiphon.core.options import StageOptions
 from antiphon.sched.coordinator import Coordinator
+from antiphon.sched.handoffs import Handoffs
 from antiphon.sched.parking import Parking
 
 
@@ -19,6 +20,7 @@ class RoomMixin(Scheduler):
     options: StageOptions | None
     coordinator: Coordinator
     parking: Parking
+    handoffs: Handoffs
     _moved: set[str]  # streams whose next step may need more than they have
 
     def in_flight(self) -> list[str]:
@@ -27,7 +29,12 @@ class RoomMixin(Scheduler):
 
     def _may_run(self, uid: str) -> bool:
         """Whether nothing parks the request."""
-        return not (self.coordinator.gate.blocked(uid) or self.coordinator.outflow.full(uid))
+        coordinator = self.coordinator
+        return not (
+            coordinator.gate.blocked(uid)
+            or coordinator.outflow.full(uid)
+            or self.handoffs.passes_over(uid)
+        )
 
     def _release(self, uid: str) -> None:
         """Let a parked request be scheduled again."""
@@ -56,8 +63,8 @@ class RoomMixin(Scheduler):
 
     def _after_nothing(self) -> None:
         """A step could schedule nothing: make room, or sleep until something changes."""
-        parked = self.parking.held or self.parking.out
-        if not parked or self.pause_state != PauseState.UNPAUSED:
+        kept = self.parking.held or self.parking.out or self.handoffs.holding
+        if not kept or self.pause_state != PauseState.UNPAUSED:
             return
         if any(self._is_blocked_waiting_status(r.status) for r in self.deferred_waiting):
             return  # upstream looks at these in every step
@@ -82,6 +89,19 @@ class RoomMixin(Scheduler):
         if self.parking.stalled:
             return False
         return bool(self.get_num_unfinished_requests() > len(self.parking.held))
+
+    @property
+    def _cleans_up(self) -> bool:
+        """Whether requests that have ended need a step.
+
+        With a KV connector upstream takes every request that is in no queue for one whose blocks
+        it still needs.
+        """
+        if self.connector is None:
+            return self.has_finished_requests()
+        queued = sum(self.get_request_counts()) + len(self.parking.out)
+        delayed = len(self.requests) > queued or self.connector.has_pending_push_work()
+        return bool(self.finished_req_ids) or delayed
 
     def _release_producers(self) -> None:
         for uid in self.coordinator.outflow.released():
