@@ -38,7 +38,8 @@ class Faults:
     """What the connectors that share it do wrong; nothing until it is told to. Thread-safe.
 
     `matching` is a part of the keys that are meant, "" means all. Workers name their keys
-    "uid/edge/epoch/seq". Of several faults that mean a key the one ordered first happens.
+    "uid/edge/epoch/seq", those of KV caches "uid/edge/epoch/kv<generation>". Of several faults that
+    mean a key the one ordered first happens.
     """
 
     def __init__(self) -> None:
