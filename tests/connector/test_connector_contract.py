@@ -34,6 +34,23 @@ def test_an_empty_payload_is_a_payload(make: Make) -> None:
     assert bytes(connector.take("k")) == b""
 
 
+@pytest.mark.parametrize("pieces", [1, 3000])
+def test_a_large_payload_is_stored_like_a_small_one(make: Make, pieces: int) -> None:
+    """In one piece or in many, some of them empty; twice, and the view is the taker's own."""
+    producer, consumer = make(8 << 20), make()
+    whole = bytes(range(251)) * 12_000
+    size = len(whole) // pieces
+    parts: list[bytes] = [whole[at : at + size] for at in range(0, len(whole), size)]
+    for turn in "ab":
+        assert producer.put(turn, [b"", *parts, b""]) == len(whole)
+        view = consumer.take(turn)
+        assert view == whole
+        assert (view.readonly, view.format, view.ndim) == (False, "B", 1)
+        view[:3] = b"own"
+    assert producer.trim() >= 0
+    assert producer.statistics().pooled_bytes == 0
+
+
 def test_a_key_is_taken_once(make: Make) -> None:
     connector = make()
     connector.put("k", [b"x"])

@@ -86,8 +86,9 @@ def test_a_run_lives_while_any_of_its_processes_does(run: str, tmp_path: Path) -
     assert os.listdir(tmp_path) == []
 
 
-def test_payloads_without_a_lock_file_belong_to_nobody(tmp_path: Path) -> None:
-    (tmp_path / f"antiphon-dead-{'0' * 32}").write_bytes(b"x")
+@pytest.mark.parametrize("suffix", ["", ".kept"])
+def test_payloads_without_a_lock_file_belong_to_nobody(tmp_path: Path, suffix: str) -> None:
+    (tmp_path / f"antiphon-dead-{'0' * 32}{suffix}").write_bytes(b"x")
     assert reclaim_dead_runs(tmp_path) == 1
     assert os.listdir(tmp_path) == []
 

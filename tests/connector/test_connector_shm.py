@@ -16,13 +16,14 @@ from pathlib import Path
 import pytest
 
 from antiphon.connector.runs import shm_directory
+from antiphon.connector.segments import SEGMENT_BYTES
 from antiphon.connector.shm import ShmConnector
 from antiphon.errors import ConnectorError
 
 
 @pytest.fixture
 def connector(run: str, tmp_path: Path) -> Iterator[ShmConnector]:
-    made = ShmConnector(run, 1 << 20, tmp_path)
+    made = ShmConnector(run, 1 << 21, tmp_path)
     yield made
     made.check_integrity()
     made.close()
@@ -142,6 +143,20 @@ def test_a_write_that_fails_half_way_leaves_nothing(
     assert payload_files(tmp_path) == []
     assert connector.statistics().bytes_held == 0
     assert connector.put("k", [bytes(130)]) == 130  # the room is not lost
+
+
+@pytest.mark.parametrize("size", [5, SEGMENT_BYTES // 3 + 1])
+def test_the_kernel_may_write_less_than_it_is_given(
+    connector: ShmConnector, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    def write_some(fd: int, buffers: list[memoryview]) -> int:
+        first = next((buffer for buffer in buffers if buffer.nbytes), memoryview(b""))
+        return os.write(fd, first[: size // 2 + 1])
+
+    monkeypatch.setattr(os, "writev", write_some)
+    pieces = [b"a" * size, b"", b"b" * size, b"c" * size]
+    connector.put("k", pieces)
+    assert bytes(connector.take("k")) == b"".join(pieces)
 
 
 def test_a_link_in_the_place_of_a_payload_is_not_followed(

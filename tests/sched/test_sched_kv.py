@@ -407,6 +407,18 @@ def test_a_consumer_may_compute_a_lost_cache_itself(
 
 
 @BOTH
+def test_nobody_can_compute_what_is_salted(cls: type[ARScheduler]) -> None:
+    """Its ids are not all of its prompt: without a cache the request fails."""
+    stage = KvStage(cls, PREFILL, KvSettings(on_failure="recompute"))
+    stage.answer = "fail"
+    stage.submit("a", 20, max_tokens=4).cache_salt = "voice"
+    stage.drain()
+    assert stage.sent == []
+    assert stage.error_code("a") == "kv_transfer"
+    stage.check_over()
+
+
+@BOTH
 def test_a_late_answer_changes_nothing(cls: type[ARScheduler]) -> None:
     """What it has stored is freed."""
     stage = active(cls, settings=LATE)

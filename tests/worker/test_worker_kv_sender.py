@@ -85,6 +85,14 @@ def test_token_ids_are_announced_only_where_they_may_replace_the_cache(
     assert bench.take(ref).token_ids == IDS
 
 
+def test_ids_that_do_not_say_it_all_replace_nothing(bench: Shipping) -> None:
+    """A salted prompt is made of more than its ids: nobody could compute it from them."""
+    bench.open("a", "kv-ids")
+    ref = ref_of(bench.ship(edge="kv-ids", salt="voice"))
+    assert ref.token_ids == ()
+    assert bench.take(ref).token_ids == IDS
+
+
 @pytest.mark.parametrize("name", ["kv", "kv-sum"])
 def test_a_checksum_where_the_edge_wants_one(bench: Shipping, name: str) -> None:
     bench.open("a", name)

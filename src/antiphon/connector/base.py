@@ -24,6 +24,7 @@ class ConnectorStatistics(msgspec.Struct, frozen=True):
     takes: int
     deletes: int
     failures: int
+    pooled_bytes: int = 0  # kept for payloads to come: no payload that can be taken is in them
 
 
 class Connector(ABC):
@@ -56,6 +57,16 @@ class Connector(ABC):
     def check_integrity(self) -> None:
         """Raise AssertionError if counters and contents disagree."""
 
+    def trim(self) -> int:
+        """Give back the memory that is kept for payloads to come; what is stored stays.
+
+        Returns how many bytes that were. A connector that keeps none has nothing to do.
+        """
+        return 0
+
     @abstractmethod
     def close(self) -> None:
-        """Release everything that this object stored and nobody took. May be called twice."""
+        """Release everything that this object stored and nobody took, and all that it keeps.
+
+        May be called twice.
+        """

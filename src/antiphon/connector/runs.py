@@ -18,7 +18,7 @@ from pathlib import Path
 from antiphon.errors import ConnectorError
 
 _RUN = re.compile(r"[A-Za-z0-9_]{1,32}")
-_FILE = re.compile(r"antiphon-([A-Za-z0-9_]{1,32})(?:\.lock|-[0-9a-f]{32})")
+_FILE = re.compile(r"antiphon-([A-Za-z0-9_]{1,32})(?:\.lock|-[0-9a-f]{32}(?:\.kept)?)")
 
 
 def shm_directory() -> Path:
@@ -35,6 +35,24 @@ def new_run_token() -> str:
 def data_name(run: str, digest: str) -> str:
     """File name of a payload. `digest` has 32 hexadecimal digits."""
     return f"antiphon-{run}-{digest}"
+
+
+def kept_name(run: str, token: str) -> str:
+    """File name of a segment that its producer keeps. `token` has 32 hexadecimal digits."""
+    return f"{data_name(run, token)}.kept"
+
+
+def kept_pattern(run: str) -> str:
+    """What the names of all segments of a run match, for a glob."""
+    return kept_name(run, "*")
+
+
+def is_current(fd: int, path: Path) -> bool:
+    """Whether `path` still names the file behind `fd`."""
+    try:
+        return os.path.samestat(os.fstat(fd), path.lstat())
+    except FileNotFoundError:
+        return False
 
 
 class RunLock:
@@ -63,14 +81,14 @@ class RunLock:
         except BlockingIOError:
             pass  # somebody else keeps the run alive
         else:
-            if _is_current(fd, _lock_path(self._directory, self.run)):
+            if is_current(fd, _lock_path(self._directory, self.run)):
                 remove_run(self.run, self._directory)
         finally:
             os.close(fd)
 
 
 def remove_run(run: str, directory: Path | None = None) -> int:
-    """Remove all files of a run, held or not, the lock last. Returns the number of payloads."""
+    """Remove all files of a run, held or not, the lock last. Returns how many but the lock."""
     directory = shm_directory() if directory is None else directory
     removed = 0
     for path in directory.glob(data_name(_checked(run), "*")):
@@ -128,17 +146,9 @@ def _lock(directory: Path, run: str, operation: int) -> int | None:
         except BlockingIOError:
             os.close(fd)
             return None
-        if _is_current(fd, path):
+        if is_current(fd, path):
             return fd
         os.close(fd)  # removed between opening and locking: the name is free for a new file
-
-
-def _is_current(fd: int, path: Path) -> bool:
-    """Whether `path` still names the file behind `fd`."""
-    try:
-        return os.path.samestat(os.fstat(fd), path.lstat())
-    except FileNotFoundError:
-        return False
 
 
 def _lock_path(directory: Path, run: str) -> Path:

@@ -309,9 +309,10 @@ class Handoffs:
         """There is no cache: the request fails, or its consumer computes one itself."""
         self._counts.failed += 1
         uid, handoff = record.uid, record.handoff
-        if self._settings.on_failure == "recompute":
-            if not record.token_ids:  # it has not been marked, so the request has not gone yet
-                record.note(self._scheduler.requests[uid])
+        if not record.token_ids:  # it has not been marked, so the request has not gone yet
+            record.note(self._scheduler.requests[uid])
+        # Where a salt says that the ids are not all of the prompt, nobody else can compute it.
+        if self._settings.on_failure == "recompute" and record.salt is None:
             self._coordinator.sent([record.lost(self._edge)], None)
             return [Ending(uid)] if handoff.stops and not handoff.finished else []
         error = KVTransferError(

@@ -125,6 +125,8 @@ class KvSender:
         extra = made[0] if made else Payload({})
         payload = replace(extra, cache=copy.wait(), token_ids=ship.token_ids)
         settings = self._edges[ship.edge].kv_settings
+        # Where a salt says that the ids are not all of the prompt, nobody else can compute it.
+        repeatable = settings.on_failure == "recompute" and ship.salt is None
         ref = Ref(
             ship.uid,
             ship.edge,
@@ -133,7 +135,7 @@ class KvSender:
             key=f"{ship.uid}/{ship.edge}/{ship.epoch}/kv{ship.generation}",
             fields=payload.specs(),
             epoch=ship.epoch,
-            token_ids=ship.token_ids if settings.on_failure == "recompute" else (),
+            token_ids=ship.token_ids if repeatable else (),
         )
         parts = wire.encode(payload, limits=wire.CACHE_LIMITS, checksum=settings.checksum)
         self._store(_Waiting(ship, ref, parts), news)
