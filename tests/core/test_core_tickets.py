@@ -7,7 +7,17 @@ from dataclasses import fields
 import pytest
 from core_refs import chunk
 
-from antiphon.core.tickets import Accepted, Arrived, Ended, Fetch, StageNews, StageWork, Ticket
+from antiphon.core.tickets import (
+    Accepted,
+    Arrived,
+    Ended,
+    Fetch,
+    KvAck,
+    KvShip,
+    StageNews,
+    StageWork,
+    Ticket,
+)
 from antiphon.errors import ErrorInfo, PayloadError
 
 ERROR: ErrorInfo = PayloadError("broken").to_wire()
@@ -17,12 +27,14 @@ WORK = {
     "discards": StageWork(discards=["k"]),
     "tokens": StageWork(tokens={"r": Accepted([1], 4)}),
     "ended": StageWork(ended=[Ended("r", keep=True)]),
+    "ships": StageWork(ships=[KvShip("r", "cache", 0, 1, 3, (1, 2, 3), ((4,),))]),
     "retry": StageWork(retry=True),
 }
 NEWS = {
     "arrived": StageNews(arrived=[Arrived("r", None, last=True)]),
     "refs": StageNews(refs=[chunk()]),
     "failed": StageNews(failed=[("r", ERROR)]),
+    "acks": StageNews(acks=[KvAck("r", 1, error=ERROR)]),
     "retry_in_s": StageNews(retry_in_s=0.0),
 }
 

@@ -6,9 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from conftest import special_spec
+from engine_pool import EnginePool
 from tiny import Driven
 from tiny_adapters import SEEN
-from tiny_stage_model import CROOKED, FRAIL, POISON
+from tiny_stage_model import CROOKED, EARLY, FRAIL, POISON
 
 
 @pytest.fixture
@@ -119,6 +121,28 @@ def test_a_model_that_raises_in_mid_decode(fragile: Driven) -> None:
     assert 1 <= len(fragile.tokens("x")) <= 2
     assert [end.finish for end in fragile.endings("x")] == ["error"]
     assert fragile.refs() == []
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["sync", "async"])
+def test_what_a_failed_step_did_not_write_is_not_found(
+    engines: EnginePool, model_special: str, overlap: bool
+) -> None:
+    """Upstream's prefix cache knows the blocks of a step before they have been written."""
+    prompt = [1 + (7 * i) % 100 for i in range(80)]
+    over = {"enable_prefix_caching": True, "async_scheduling": overlap}
+    stage = engines.stage(special_spec(f"prefixed-{overlap}", model_special, **over))
+    stage.submit("before", prompt)
+    stage.submit("early", [1, EARLY])
+    stage.run()
+    assert [end.finish for end in stage.endings("before")] == ["error"]
+    stage.submit("again", prompt)
+    stage.run()
+    assert stage.cached_tokens("again") == 0
+    stage.submit("once more", prompt)
+    stage.run()
+    assert stage.cached_tokens("once more") == 64
+    assert stage.tokens("again") == stage.tokens("once more")
+    stage.assert_empty()
 
 
 def test_a_step_that_fails_while_it_is_sampled(fragile: Driven) -> None:

@@ -15,6 +15,7 @@ from antiphon.worker.side_outputs import StageForward
 ARCH = "TinyStageLlama"
 POISON = 113  # a token whose presence in a step makes the forward raise
 CROOKED = 114  # a token that makes a side output one row too short
+EARLY = 116  # a token with which it raises before anything has been computed
 FRAIL = 115  # a token that makes a side output no tensor at all: noticed when the step is sampled
 
 
@@ -27,6 +28,8 @@ class TinyStageLlama(LlamaForCausalLM):
 
     def forward(self, input_ids: torch.Tensor | None, *args: Any, **kwargs: Any) -> Any:
         metadata = get_forward_context().attn_metadata
+        if metadata and input_ids is not None and bool((input_ids == EARLY).any()):
+            raise RuntimeError("the model did not begin")
         hidden = super().forward(input_ids, *args, **kwargs)
         if not isinstance(metadata, dict) or not metadata or input_ids is None:
             return hidden  # upstream's own trial runs
@@ -48,5 +51,5 @@ class TinyStageLlama(LlamaForCausalLM):
     def compute_logits(self, hidden_states: torch.Tensor) -> Any:
         """The tokens that do harm are never sampled."""
         logits = super().compute_logits(hidden_states)
-        logits[:, [POISON, CROOKED, FRAIL]] = float("-inf")
+        logits[:, [POISON, CROOKED, FRAIL, EARLY]] = float("-inf")
         return logits

@@ -5,11 +5,15 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from antiphon.connector.parts import write
 from antiphon.connector.segments import HEAD, SEGMENT_BYTES, payload_length
+
+# A large payload is read as a whole: finding its pages at once costs less than one by one.
+_POPULATE = mmap.MAP_POPULATE if sys.platform == "linux" else 0
 
 
 def write_new(path: Path, views: Sequence[memoryview]) -> None:
@@ -34,14 +38,13 @@ def map_and_unlink(path: Path) -> memoryview:
     """
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
-        size = os.fstat(fd).st_size
-        start = 0
+        size, start, flags = os.fstat(fd).st_size, 0, mmap.MAP_SHARED
         if size >= SEGMENT_BYTES:
             # Waits only for what `drop_orphans` does, or if the payload has been taken already.
             fcntl.flock(fd, fcntl.LOCK_SH)
-            size, start = payload_length(fd), HEAD
+            size, start, flags = payload_length(fd), HEAD, flags | _POPULATE
         # An empty file cannot be mapped.
-        view = memoryview(mmap.mmap(fd, size, offset=start) if size else bytearray())
+        view = memoryview(mmap.mmap(fd, size, flags, offset=start) if size else bytearray())
     finally:
         os.close(fd)
     path.unlink()

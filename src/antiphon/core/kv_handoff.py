@@ -79,6 +79,12 @@ class KvSettings(msgspec.Struct, frozen=True):
     lease_s: float = 600.0  # that a stored cache is kept for a consumer that has not taken it
     checksum: bool = False  # of the bytes that cross, verified before a cache is touched
 
+    def repeatable(self, salt: str | None) -> bool:
+        """Whether the consumer may compute a lost cache from its token ids: not where the salt of
+        its prefix-cache keys says that the ids are not all of the prompt.
+        """
+        return self.on_failure == "recompute" and salt is None
+
 
 class KvState(enum.Enum):
     """Of one hand-off; it only ever goes on to a later one."""

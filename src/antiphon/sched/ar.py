@@ -76,7 +76,7 @@ class ARMixin(StageSchedulerMixin):
         if record is not None and record.handoff.stops:
             self.handoffs.surplus(record, request, new_token_ids)
             return [], False
-        cut = record is not None and self.handoffs.cut(record, request, new_token_ids)
+        cut = record is not None and record.cut(request, new_token_ids)
         updated: tuple[list[int], bool] = super()._update_request_with_output(
             request, new_token_ids, *args, **kwargs
         )

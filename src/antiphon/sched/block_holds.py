@@ -6,6 +6,9 @@ keeps its content, whatever becomes of the request that computed it.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
+
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.sched.scheduler import Scheduler
 
@@ -52,3 +55,12 @@ def block_ids(blocks: Blocks) -> tuple[tuple[int, ...], ...]:
 def distinct(blocks: Blocks) -> set[int]:
     """The numbers of the blocks that take up room."""
     return {block.block_id for group in blocks for block in group if not block.is_null}
+
+
+def check_holds(held: Iterable[Blocks]) -> None:
+    """Raise AssertionError if one of these could be given to somebody else."""
+    blocks = [block for each in held for group in each for block in group if not block.is_null]
+    holds = Counter(block.block_id for block in blocks)
+    for block in blocks:
+        if block.ref_cnt < holds[block.block_id]:
+            raise AssertionError(f"block {block.block_id} is held and could be given away")

@@ -34,6 +34,22 @@ class Record:
     generation: int = 0  # of its order, once shipped
     passed_over: bool = False  # parked until it ends
 
+    def cut(self, request: Request, new_ids: list[int]) -> bool:
+        """Drop, in place, what one step has sampled behind a trigger that ends the request; whether
+        there was something. Such tokens had been drafted: they count as rejected drafts.
+        """
+        length = self.handoff.wanted(request.num_tokens, new_ids)
+        if length is None or not self.handoff.transfer.stop_after_transfer:
+            return False
+        kept = length - request.num_tokens + 1
+        dropped = len(new_ids) - kept
+        del new_ids[kept:]
+        if dropped and request.num_computed_tokens:  # it has not been preempted meanwhile
+            request.num_computed_tokens -= dropped
+            if request.num_output_placeholders:
+                request.num_output_placeholders -= dropped
+        return dropped > 0
+
     def note(self, request: Request) -> None:
         """Keep what the snapshot is told by, for when the request is gone."""
         length = self.handoff.length

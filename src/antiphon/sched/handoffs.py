@@ -8,7 +8,6 @@ its hand-off. When to do what is `KvHandoff`'s decision; here it is done.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -32,7 +31,7 @@ from antiphon.core.options import OutEdge
 from antiphon.core.tickets import KvAck, KvShip
 from antiphon.errors import KVTransferError
 from antiphon.payload.ref import Ref
-from antiphon.sched.block_holds import BlockHolds, distinct
+from antiphon.sched.block_holds import BlockHolds, check_holds, distinct
 from antiphon.sched.coordinator import Coordinator
 from antiphon.sched.events import HandoffStatistics
 from antiphon.sched.handoff_record import Ending, Record, confirmed
@@ -93,23 +92,6 @@ class Handoffs:
             handoff = KvHandoff(self._transfer, request.num_prompt_tokens)
             record = self._records[uid] = Record(uid, self._coordinator.epoch(uid), handoff)
         return record
-
-    def cut(self, record: Record, request: Request, new_ids: list[int]) -> bool:
-        """Drop, in place, what one step has sampled behind a trigger that ends the request; whether
-        there was something. Such tokens had been drafted: they count as rejected drafts.
-        """
-        handoff = record.handoff
-        length = handoff.wanted(request.num_tokens, new_ids)
-        if length is None or not handoff.transfer.stop_after_transfer:
-            return False
-        kept = length - request.num_tokens + 1
-        dropped = len(new_ids) - kept
-        del new_ids[kept:]
-        if dropped and request.num_computed_tokens:  # it has not been preempted meanwhile
-            request.num_computed_tokens -= dropped
-            if request.num_output_placeholders:
-                request.num_output_placeholders -= dropped
-        return dropped > 0
 
     def accepted(self, record: Record, request: Request, new_ids: list[int], *, cut: bool) -> None:
         """The request has accepted `new_ids`; `cut`: its worker has sampled more."""
@@ -311,8 +293,7 @@ class Handoffs:
         uid, handoff = record.uid, record.handoff
         if not record.token_ids:  # it has not been marked, so the request has not gone yet
             record.note(self._scheduler.requests[uid])
-        # Where a salt says that the ids are not all of the prompt, nobody else can compute it.
-        if self._settings.on_failure == "recompute" and record.salt is None:
+        if self._settings.repeatable(record.salt):
             self._coordinator.sent([record.lost(self._edge)], None)
             return [Ending(uid)] if handoff.stops and not handoff.finished else []
         error = KVTransferError(
@@ -350,7 +331,6 @@ class Handoffs:
         """Raise AssertionError if records, blocks and deadlines disagree."""
         self._acks.check_integrity()
         self.leases.check_integrity()
-        references: Counter[int] = Counter()
         for uid, record in self._records.items():
             record.check_integrity()
             state, alive = record.handoff.state, uid in self._scheduler.requests
@@ -363,10 +343,6 @@ class Handoffs:
                 state is KvState.ACTIVE,
             ):
                 raise AssertionError(f"{uid} is filed wrongly: its hand-off is {state}")
-            references.update(block.block_id for group in record.blocks for block in group)
         if not self._records.keys() >= self._marked.keys() or len(self._acks) > len(self._records):
             raise AssertionError("a hand-off that is gone is waited for")
-        blocks = self._scheduler.kv_cache_manager.block_pool.blocks
-        for number, count in references.items():
-            if not blocks[number].is_null and blocks[number].ref_cnt < count:
-                raise AssertionError(f"block {number} is held and could be given away")
+        check_holds(record.blocks for record in self._records.values())

@@ -268,14 +268,15 @@ class StageSchedulerMixin(EndsMixin, RoomMixin, Scheduler):
                     self.fail_requests([arrived.uid], again)
         for uid in self.coordinator.sent(news.refs, news.retry_in_s):
             self.parking.hold(self.requests[uid])
-        if news.acks:
-            self._end_handed_over(self.handoffs.acknowledged(news.acks))
         for uid, info in news.failed:
             self.coordinator.fail(uid, info)
             if uid in self.requests:
                 self._finish_now([uid], RequestStatus.FINISHED_ERROR)
             else:  # it had ended before: what it owed downstream could not be sent
                 self.coordinator.report(uid)
+        # After failures: what the worker says of a cache that it dropped for one is no reason.
+        if news.acks:
+            self._end_handed_over(self.handoffs.acknowledged(news.acks))
 
     def _plan_error(self, request: Request, plan: PromptPlan) -> AntiphonError | None:
         """What is wrong with a planned prompt: upstream would raise for all requests of a step."""

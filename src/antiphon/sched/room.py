@@ -27,6 +27,12 @@ class RoomMixin(Scheduler):
         """Requests with tokens in a step whose result has not been processed."""
         return [uid for uid, request in self.requests.items() if request.num_in_flight_tokens]
 
+    def forget_prefixes(self) -> None:
+        """No block is found by its content any more: upstream enters what a step will write when it
+        schedules the step, and one has failed. Blocks of earlier steps go on holding what they did.
+        """
+        self.kv_cache_manager.evict_blocks(set(range(self.kv_cache_config.num_blocks)))
+
     def _may_run(self, uid: str) -> bool:
         """Whether nothing parks the request."""
         coordinator = self.coordinator

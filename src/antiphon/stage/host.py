@@ -122,6 +122,7 @@ class StageHost:
             )
             if not (concerned := self.scheduler.in_flight()):
                 raise  # no request is to blame, so the next step would raise it again
+            self.scheduler.forget_prefixes()
             self.scheduler.fail_requests(concerned, failure)
             outputs = self.scheduler.take_endings()
         self._steps += 1

@@ -76,17 +76,13 @@ CACHE_SEAMS: tuple[Seam, ...] = (
             Names(
                 "vllm.v1.core.kv_cache_manager",
                 "KVCacheManager",
-                ("method get_blocks(request_id)",),
+                ("method get_blocks(request_id)", "method evict_blocks(block_ids)"),
             ),
             Names("vllm.v1.core.kv_cache_manager", "KVCacheBlocks", ("field blocks",)),
             Names(
                 "vllm.v1.core.block_pool",
                 "BlockPool",
-                (
-                    "method touch(blocks)",
-                    "method free_blocks(ordered_blocks)",
-                    "attribute blocks",
-                ),
+                ("method touch(blocks)", "method free_blocks(ordered_blocks)"),
             ),
             Names(
                 "vllm.v1.core.kv_cache_utils",

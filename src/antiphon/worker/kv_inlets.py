@@ -38,7 +38,10 @@ class CacheInlets:
         if ref.key is None:
             return self._lost(ref)
         if ref.edge not in self._edges:
-            return chunks.take(ref, wire.DEFAULT_LIMITS)
+            payload = chunks.take(ref, wire.DEFAULT_LIMITS)
+            if payload.cache is not None:
+                raise PayloadError(f"Edge '{ref.edge}' brings a KV cache and is not declared to.")
+            return payload
         try:
             payload = chunks.take(ref, wire.CACHE_LIMITS)
             self._check(payload.cache)

@@ -125,8 +125,6 @@ class KvSender:
         extra = made[0] if made else Payload({})
         payload = replace(extra, cache=copy.wait(), token_ids=ship.token_ids)
         settings = self._edges[ship.edge].kv_settings
-        # Where a salt says that the ids are not all of the prompt, nobody else can compute it.
-        repeatable = settings.on_failure == "recompute" and ship.salt is None
         ref = Ref(
             ship.uid,
             ship.edge,
@@ -135,7 +133,7 @@ class KvSender:
             key=f"{ship.uid}/{ship.edge}/{ship.epoch}/kv{ship.generation}",
             fields=payload.specs(),
             epoch=ship.epoch,
-            token_ids=ship.token_ids if repeatable else (),
+            token_ids=ship.token_ids if settings.repeatable(ship.salt) else (),
         )
         parts = wire.encode(payload, limits=wire.CACHE_LIMITS, checksum=settings.checksum)
         self._store(_Waiting(ship, ref, parts), news)
@@ -156,7 +154,7 @@ class KvSender:
             if delay is None:
                 raise ConnectorError(
                     f"the KV cache of edge '{ref.edge}' could not be stored after"
-                    f" {waiting.attempts} attempts: {error}"
+                    f" {waiting.attempts} attempts, connector_bytes may be too small: {error}"
                 ) from error
             waiting.wait_s = delay
             self._waiting[ship.generation] = waiting
