@@ -110,7 +110,7 @@ class EdgeDeployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     request_chunks: int | None = None
     """Chunks of one request that may be sent and not used up yet; then its producer waits.
 
-    None is 64.
+    None is 64. On edges that hand a KV cache on nobody waits: each request sends one.
     """
 
     request_bytes: int | str | None = None

@@ -20,8 +20,9 @@ def model_fingerprint(model: str, config: Mapping[str, object], *numerics: objec
 
     `model` is the checkpoint's folder or file, or a name that stands for it; `config` its
     configuration as the engine uses it; `numerics` what else changes the numbers, such as a
-    quantization. Of each weight file its name, its size and 64 samples count: less than 0.05 s for
-    a few hundred MB. Raises OSError for files that cannot be read.
+    quantization. Of each weight file its name, its size and samples count: 64 evenly spread ones,
+    and of safetensors one in the middle of each tensor, since whatever changes a tensor changes
+    most of it. Raises OSError for files that cannot be read.
     """
     digest = hashlib.blake2b(digest_size=16)
     kept = {key: value for key, value in config.items() if key not in _IDLE}
@@ -33,8 +34,9 @@ def model_fingerprint(model: str, config: Mapping[str, object], *numerics: objec
         size = file.stat().st_size
         digest.update(f"\n{file.name} {size}\n".encode())
         with file.open("rb", buffering=0) as stream:
-            for place in _places(size):
-                digest.update(os.pread(stream.fileno(), SAMPLE, place))
+            fd = stream.fileno()
+            for place in [*_places(size), *_tensors(fd, size)]:
+                digest.update(os.pread(fd, SAMPLE, place))
     return digest.hexdigest()
 
 
@@ -49,3 +51,20 @@ def _places(size: int) -> list[int]:
     """Where samples begin: at the file's beginning and end, and evenly between them."""
     last = max(0, size - SAMPLE)
     return sorted({last * index // (SAMPLES - 1) for index in range(SAMPLES)})
+
+
+def _tensors(fd: int, size: int) -> list[int]:
+    """Where the middles of a safetensors file's tensors lie; none if it is no such file.
+
+    The format: 8 bytes little-endian length of the header, the header as JSON, the tensors.
+    """
+    length = int.from_bytes(os.pread(fd, 8, 0), "little")
+    if length > size:
+        return []
+    try:
+        header = json.loads(os.pread(fd, length, 8))
+        spans = [entry["data_offsets"] for name, entry in header.items() if name != "__metadata__"]
+        middles = [8 + length + max(a, (a + b - SAMPLE) // 2) for a, b in spans]
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return []
+    return sorted(middles)
