@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from antiphon.bench import kv, kv_rounds
-from antiphon.bench.kv import First, Row, first_of, main, measure, rows_of
+from antiphon.bench.kv import First, Row, first_of, main, rows_of
 from antiphon.bench.kv_rounds import Cache, HandOver, Times, engine_caches
 from antiphon.connector.registry import CONNECTORS
 from antiphon.payload.kv import KvSnapshot
 from antiphon.worker import cpu  # noqa: F401  a second's import that is no part of any test
 from antiphon.worker.kv_cache import KvCaches
+from commands import command
 
 # Upstream looks at every attribute of torch.distributed when it makes a worker.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.distributed.reduce_op` is deprecated")
@@ -158,17 +159,20 @@ def test_the_benchmark_has_the_shape_of_smollm2() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_bytes_move_at_half_a_copys_rate_or_more() -> None:
-    """A cache of 64 MiB through shared memory; a busy machine gets more than one chance."""
-    torch.set_num_threads(1)
+def test_bytes_move_at_half_a_copys_rate_or_more(tmp_path: Path) -> None:
+    """Caches of 64 MiB through shared memory; a busy machine gets more than one chance.
+
+    As a process of its own: one that has had an engine has its number of threads for good.
+    """
+    path = tmp_path / "kv.json"
     best: dict[str, float] = {}
-    for _ in range(4):
-        rows, _firsts = measure([64], 9)
-        for row in rows:
-            if row.connector == "shm":
-                assert row.exact
-                best[row.phase] = max(best.get(row.phase, 0.0), row.copy_ratio)
-        print(best)
+    for _ in range(3):
+        arguments = command(["bench", "kv", "--sizes", "64", "--json", str(path)])
+        subprocess.run(arguments, check=True, capture_output=True, timeout=120)
+        for row in json.loads(path.read_text())["results"]:
+            if row["connector"] == "shm":
+                best[row["phase"]] = max(best.get(row["phase"], 0.0), row["copy_ratio"])
         if min(best.values()) >= 0.5:
-            return
-    raise AssertionError(f"ratios to a plain copy: {best}")
+            break
+    assert set(best) == set(kv.PHASES)
+    assert min(best.values()) >= 0.5, best

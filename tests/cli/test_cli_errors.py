@@ -45,6 +45,8 @@ WRONG = {
     "no rounds": (("bench", "stream", "--rounds", "0"), "'0' is not a whole number"),
     "nothing to compare": (("bench", "stream", "--pipeline", "sample"), "has mode stream"),
     "output of bench worker": (("bench", "worker", "--json", "nowhere/x"), "does not exist"),
+    "output of bench kv": (("bench", "kv", "--json", "nowhere/x"), "does not exist"),
+    "no size": (("bench", "kv", "--sizes", "0"), "'0' is not a whole number"),
     "output of bench stream": (("bench", "stream", "--json", "nowhere/x"), "does not exist"),
 }
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from antiphon.connector.base import Connector, ConnectorStatistics
@@ -261,6 +261,7 @@ def test_a_lost_item_comes_no_more() -> None:
     assert not shuffler.pending
 
 
+@settings(deadline=None)  # it tells a slow machine, not a defect
 @given(data=st.data(), count=st.integers(1, 8))
 def test_a_stream_survives_delays_repeats_and_any_order(data: st.DataObject, count: int) -> None:
     """How a property test drives the mailbox: by drawing what happens to which item."""

@@ -75,7 +75,7 @@ def main(json_path: Path | None, sizes_mib: Sequence[int]) -> int:
     """
     for name in ("vllm", "torch"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # before the engine is made, which allows no change
     with Console(stderr=True).status("measuring"):
         rows, firsts = measure(sizes_mib, ROUNDS)
     console = Console()

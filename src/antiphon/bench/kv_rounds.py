@@ -122,8 +122,9 @@ class HandOver:
         self._cache = cache
         run, budget = new_run_token(), 2 * cache.nbytes
         self._producer, self._consumer = (make_connector(kind, run, budget) for _ in range(2))
-        # On a CPU nothing waits: what other processes do meanwhile does not count.
-        self._clock = time.thread_time if device == "cpu" else time.perf_counter
+        # On one thread of a CPU nothing waits: what other processes do meanwhile does not count.
+        alone = device == "cpu" and torch.get_num_threads() == 1
+        self._clock = time.thread_time if alone else time.perf_counter
         self._settle: Callable[[], None] = _nothing if device == "cpu" else torch.cuda.synchronize
 
     def __enter__(self) -> HandOver:

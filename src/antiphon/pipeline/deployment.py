@@ -211,7 +211,8 @@ class Deployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     connector_bytes: int | str = "256MiB"
     """Most bytes that a stage may have stored and nobody has taken: bytes, or text such as 256MiB.
 
-    Each stage's connector has this bound of its own.
+    Each stage's connector has this bound of its own. Within it is what it keeps to write large
+    payloads to again, which gives way to what is to be stored. A KV cache must fit.
     """
 
     start_timeout_s: float = 600.0

@@ -132,6 +132,9 @@ class FaultyConnector(Connector):
     def check_integrity(self) -> None:
         self._inner.check_integrity()
 
+    def trim(self) -> int:
+        return self._inner.trim()
+
     def close(self) -> None:
         self._inner.close()
 

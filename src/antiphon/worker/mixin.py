@@ -22,6 +22,8 @@ class StageWorkerMixin(Worker):
         ops = self.stage_runner.device_ops
         before = ops.free_bytes()
         self.sleep(level)
+        if (io := self.stage_runner.io) is not None:
+            io.connector.trim()
         return max(0, ops.free_bytes() - before)
 
     def stage_wake(self, tags: list[str], reload: bool) -> None:
