@@ -151,13 +151,14 @@ class Pair:
         self.run()
 
     def run(self) -> None:
-        """Until no request is left. AssertionError if one hangs."""
+        """Until no request is left, nor a store to try again. AssertionError if one hangs."""
         for _ in range(2000):
             if self.round():
                 continue
             schedulers = [stage.scheduler for stage in self.stages]
             held = self.producer.scheduler.handoffs.holding
-            if not (held or any(scheduler.requests for scheduler in schedulers)):
+            retries = any(s.coordinator.outflow.retry_at is not None for s in schedulers)
+            if not (held or retries or any(scheduler.requests for scheduler in schedulers)):
                 return
             dues = [due for s in schedulers if (due := s.next_due()) is not None]
             assert dues, "a request hangs: no deadline would ever end it"
