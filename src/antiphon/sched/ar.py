@@ -8,10 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.engine import EngineCoreOutputs, FinishReason
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.engine import FinishReason
 from vllm.v1.request import Request, RequestStatus
 
 from antiphon.core.prompt_plan import PromptPlan, UpdateKind, salt_for, update_prompt
@@ -31,6 +29,10 @@ class ARMixin(StageSchedulerMixin):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._sessions: dict[str, Session] = {}
+        if not self.handoffs.enabled:
+            # Called for every request in every step: nothing of ours stands in between then.
+            plain = super()._update_request_with_output
+            self._update_request_with_output = plain  # type: ignore[method-assign]
 
     def _begin(self, uid: str, plan: PromptPlan | None, cached: int = 0) -> None:
         request = self.requests[uid]
@@ -62,12 +64,6 @@ class ARMixin(StageSchedulerMixin):
             f"a cache has arrived for request {uid}, and the stage has nothing to load it with; "
             f"give its engine the connector of antiphon.upstream.kv_connector"
         )
-
-    def update_from_output(
-        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
-    ) -> dict[int, EngineCoreOutputs]:
-        self.handoffs.without_repeats(model_runner_output)
-        return super().update_from_output(scheduler_output, model_runner_output)
 
     def _update_request_with_output(
         self, request: Request, new_token_ids: list[int], *args: Any, **kwargs: Any

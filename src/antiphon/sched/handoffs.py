@@ -50,7 +50,9 @@ class _Counts:
 
 
 class Handoffs:
-    """The hand-offs of one stage. Without a KV edge every call returns at once."""
+    """The hand-offs of one stage; `enabled` says whether it has a KV edge. Without one there is
+    nothing to do, and its scheduler does not ask in every step.
+    """
 
     def __init__(
         self,
@@ -70,6 +72,7 @@ class Handoffs:
         edge = next((edge for edge in edges if edge.kv is not None), None)
         self._edge = "" if edge is None else edge.name
         self._transfer = None if edge is None else edge.kv
+        self.enabled = edge is not None
         self._settings = KvSettings() if edge is None else edge.kv_settings
         self._holds = BlockHolds(scheduler)
         self._records: dict[str, Record] = {}
@@ -118,8 +121,6 @@ class Handoffs:
         """Drop the prompt logprobs of requests that are computed again to be handed over: they
         have been reported, and upstream takes none without a token.
         """
-        if not self._records:
-            return
         for found in (output.prompt_logprobs_dict, output.prompt_token_id_logprobs_dict):
             for uid in found.keys() & self._records.keys():
                 if self._records[uid].handoff.stops:

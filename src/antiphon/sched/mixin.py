@@ -172,14 +172,14 @@ class StageSchedulerMixin(EndsMixin, RoomMixin, Scheduler):
             self._finish_now(expired, RequestStatus.FINISHED_ERROR)
         if self._moved:
             self._hold_starving()
-        if self.handoffs.due:
+        if self.handoffs.enabled and self.handoffs.due:
             self._end_handed_over(self.handoffs.expire())
         output = super().schedule(throttle_prefills)
         if self._victims:
             self._end_victims()
         if len(self.coordinator.gate):
             self._note_scheduled(output)
-        if self.handoffs.to_ship:
+        if self.handoffs.enabled and self.handoffs.to_ship:
             self.coordinator.ship(self.handoffs.ship())
         # A step that preempts admits nobody, though it made room.
         if not (output.num_scheduled_tokens or output.preempted_req_ids):
@@ -193,6 +193,8 @@ class StageSchedulerMixin(EndsMixin, RoomMixin, Scheduler):
             self.parking.stalled = False
         if (news := news_of(model_runner_output)) is not None:
             self._hear(news)
+        if self.handoffs.enabled:
+            self.handoffs.without_repeats(model_runner_output)
         if self._logprobs:
             for uid, error in self._logprobs.violations(model_runner_output, self.requests):
                 self.fail_requests([uid], error)  # before upstream reads any
@@ -206,7 +208,7 @@ class StageSchedulerMixin(EndsMixin, RoomMixin, Scheduler):
     def has_requests(self) -> bool:
         if self.coordinator.has_work or self._endings:
             return True
-        if self.handoffs.to_ship or self.handoffs.due:
+        if self.handoffs.enabled and (self.handoffs.to_ship or self.handoffs.due):
             return True
         if self.connector is None and not (self.parking.held or self.parking.stalled):
             return super().has_requests()
