@@ -18,15 +18,36 @@ from antiphon.payload.kv import KvSnapshot
 from antiphon.payload.types import Payload, Scalar
 
 
+INPUT_IDS = "input_ids"
+"""Side output of every ar stage: the token that each position was computed from, int64 [n]."""
+
+FRAMES = "frames"
+"""Side output of a model that makes frames (`Capabilities.frame_size`): int64 [n, frame_size].
+
+The frame of the token that was sampled *from* a position; -1 at positions of the prompt that
+nothing was sampled from. It comes together with its token, also with one that ends the request.
+"""
+
+
+def layer_output(layer: int) -> str:
+    """Side output of an ar stage: hidden states after this many layers, [n, hidden].
+
+    0 are the input embeddings. The model must support vLLM's auxiliary hidden states (EAGLE-3).
+    """
+    return f"layer.{layer}"
+
+
 @dataclass(frozen=True, slots=True)
 class OutputNeeds:
     """What an output adapter wants to be given; resolved once at load.
 
-    Hidden states serve logits and sampling whether or not they are wanted here.
+    Hidden states serve logits and sampling whether or not they are wanted here. A factory may make
+    its needs out of the checkpoint's configuration.
     """
 
     include_hidden: bool = False  # rows of the last hidden states, [n, hidden]
-    side_outputs: tuple[str, ...] = ()  # names of side outputs that the model produces
+    # Names of side outputs: those above, and those that the model returns with its hidden states.
+    side_outputs: tuple[str, ...] = ()
     requires_token_updates: bool = False  # accepted ids, in order, also on steps without tensors
 
 
@@ -91,14 +112,19 @@ class OutputAdapterFactory(Protocol):
 class Input:
     """What a chunk became. Nothing at all: the adapter has absorbed it and waits for more.
 
-    An `ar` request is given one `plan`, its prompt, and on a stream edge `rows`: output token r is
-    computed with row r. A generation request is given one plan per forward. `cache` is what the
-    request attends to: an `ar` prompt begins with the tokens that it covers, a generation model is
-    given it with its forward.
+    An `ar` request is given one `plan`, its prompt, and `rows`: output token r is computed with row
+    r. On a stream edge rows may come with later chunks; the request waits for those it needs. A
+    generation request is given one plan per forward. `cache` is what the request attends to: an
+    `ar` prompt begins with the tokens that it covers, a generation model is given it with its
+    forward.
+
+    With `plan.rows_local` the prompt is made of rows: `prompt_rows`, and `prompt_marks` for a model
+    that embeds its prompts itself (`PromptEmbedder`) and has to know more of each row.
     """
 
     plan: PromptPlan | None = None
-    prompt_rows: torch.Tensor | None = None  # [num_tokens, width], with `plan.rows_local`
+    prompt_rows: torch.Tensor | None = None  # [num_tokens, width]
+    prompt_marks: torch.Tensor | None = None  # integers [num_tokens, m]
     rows: torch.Tensor | None = None  # [n, width], behind those that came before
     padding: torch.Tensor | None = None  # [width], for steps past the last row, with the end
     cache: KvSnapshot | None = None

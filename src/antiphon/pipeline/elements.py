@@ -34,7 +34,8 @@ class Stage:
 
     `model` is "module:function"; `function(progress)` returns the checkpoint's folder as a
     `pathlib.Path`, fetches it if need be, and calls `progress(phase, fraction)` with what it is
-    doing and how much of it is done (0 to 1, None if it cannot tell).
+    doing and how much of it is done (0 to 1, None if it cannot tell). An operator may name another
+    folder. Stages may share a checkpoint: `config` picks a stage's part of its configuration.
     `engine` holds vLLM EngineArgs that the model needs, plain data only: it crosses a process
     boundary. `sampling` holds default SamplingParams, plain data too.
     """
@@ -47,6 +48,11 @@ class Stage:
     sampling: Mapping[str, object] = field(default_factory=dict)
     atomic_inputs: bool = False  # generation: an input over the token budget is an error
     recomputes: bool = True  # ar: False, a request that loses its blocks ends with an error
+    config: str | None = None  # "module:function": vLLM's `hf_overrides`, config → stage's config
+    model_type: str | None = None  # what the checkpoint's config.json must say
+    weights: tuple[str, ...] = ()  # prefixes of weights that the checkpoint must have
+    # ar: "module:Class", an InputAdapterFactory that makes the prompt of an entry's token ids.
+    prompt_adapter: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
