@@ -17,12 +17,9 @@ from antiphon.orchestrator.api import (
 from antiphon.orchestrator.omni import AsyncOmni
 from antiphon.orchestrator.sessions import Session
 from antiphon.orchestrator.sync import Omni
-from antiphon.pipeline.deployment import (
-    Deployment,
-    EdgeDeployment,
-    StageDeployment,
-    load_deployment,
-)
+from antiphon.pipeline.audio import AudioClip
+from antiphon.pipeline.deployment import Deployment, EdgeDeployment, StageDeployment
+from antiphon.pipeline.deployment_file import load_deployment
 from antiphon.pipeline.topology import Edge, EdgeMode, Entry, Stage, StageKind, Topology
 
 __version__ = "0.1.0"
@@ -31,6 +28,7 @@ __all__ = [
     "AntiphonError",
     "AsyncOmni",
     "AudioChunk",
+    "AudioClip",
     "Deployment",
     "Edge",
     "EdgeDeployment",

@@ -29,7 +29,8 @@ from antiphon.models.imagine.register import register_models
 from antiphon.models.imagine.topology import DRAW
 from antiphon.models.imagine.weights import draw_checkpoint
 from antiphon.payload.kv import KeysValues, KvGroup, KvHeader, KvMetadata, KvSnapshot
-from antiphon.worker.kv_model import GivenCaches, attends_to_caches
+from antiphon.worker.capabilities import capabilities_of
+from antiphon.worker.kv_model import GivenCaches
 
 Cache = dict[str, KeysValues]
 
@@ -85,7 +86,7 @@ def metadata(lengths: torch.Tensor) -> PoolingMetadata:
 
 
 def test_it_says_that_it_attends_to_caches(model: Draw) -> None:
-    assert attends_to_caches(model)
+    assert capabilities_of(model).attends_to_caches
     assert model.pooler.get_supported_tasks() == {"plugin"}
 
 

@@ -122,6 +122,90 @@ def special_overlapped(engines: EnginePool, model_special: str) -> Any:
     return engines.stage(special_spec("special-overlapped", model_special, async_scheduling=True))
 
 
+@pytest.fixture(scope="session")
+def model_gpt2(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A model that gives no hidden states of its layers; it has no weights."""
+    from transformers import GPT2Config
+
+    folder = tmp_path_factory.mktemp("gpt2")
+    config = GPT2Config(vocab_size=64, n_positions=256, n_embd=64, n_layer=1, n_head=2)
+    config.architectures = ["GPT2LMHeadModel"]
+    config.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="session")
+def layered(engines: EnginePool, model_a: str) -> Any:
+    """A stage whose edges want hidden states after layers."""
+    return engines.stage(layered_spec("layered", model_a))
+
+
+@pytest.fixture(scope="session")
+def layered_cramped(engines: EnginePool, model_a: str) -> Any:
+    """The same with chunks, preemption and asynchronous scheduling."""
+    return engines.stage(layered_spec("layered-cramped", model_a, async_scheduling=True, **CRAMPED))
+
+
+def layered_spec(name: str, model: str, **over: Any) -> Any:
+    from antiphon.core.options import OutEdge
+    from tiny import tiny_spec
+
+    edges = (
+        OutEdge("layers", "tiny_adapters:LayersOut"),
+        OutEdge("layer", "tiny_adapters:LayersOnlyOut"),
+    )
+    return tiny_spec(name, model, f"stage_{name}", outputs=edges, **over)
+
+
+@pytest.fixture(scope="session")
+def model_talker(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A checkpoint of the tiny talker."""
+    import tiny_talker
+    from tiny import tiny_model
+
+    tiny_talker.register()
+    return tiny_model(tmp_path_factory.mktemp("talker"), seed=1, architectures=[tiny_talker.ARCH])
+
+
+@pytest.fixture(scope="session")
+def talker_roomy(engines: EnginePool, model_talker: str) -> Any:
+    """A talker with plenty of blocks; prompts fit one step."""
+    return engines.stage(talker_spec("roomy", model_talker))
+
+
+@pytest.fixture(scope="session")
+def talker_cramped(engines: EnginePool, model_talker: str) -> Any:
+    """The same with chunked prefill and preemption."""
+    return engines.stage(talker_spec("cramped", model_talker, **CRAMPED))
+
+
+@pytest.fixture(scope="session")
+def talker_overlapped(engines: EnginePool, model_talker: str) -> Any:
+    """The roomy talker with asynchronous scheduling."""
+    return engines.stage(talker_spec("overlapped", model_talker, async_scheduling=True))
+
+
+@pytest.fixture(scope="session")
+def talker_cramped_overlapped(engines: EnginePool, model_talker: str) -> Any:
+    """Chunks, preemption and asynchronous scheduling together."""
+    return engines.stage(
+        talker_spec("cramped-overlapped", model_talker, async_scheduling=True, **CRAMPED)
+    )
+
+
+def talker_spec(name: str, model: str, **over: Any) -> Any:
+    import msgspec
+
+    from antiphon.core.options import OutEdge
+    from tiny import tiny_spec
+
+    edges = (OutEdge("frames", "tiny_adapters:FramesOut"),)
+    spec = tiny_spec(
+        name, model, f"talker_{name}", outputs=edges, enable_prompt_embeds=True, **over
+    )
+    return msgspec.structs.replace(spec, prompt_adapter="tiny_talker:TalkerPrompt")
+
+
 def special_spec(name: str, model: str, **over: Any) -> Any:
     from antiphon.core.options import OutEdge
     from tiny import tiny_spec

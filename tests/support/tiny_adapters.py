@@ -10,7 +10,15 @@ from dataclasses import dataclass, field
 import torch
 
 from antiphon.core.prompt_plan import PromptPlan
-from antiphon.payload.adapters import Input, OutputNeeds, StageContext, StepRows
+from antiphon.payload.adapters import (
+    FRAMES,
+    INPUT_IDS,
+    Input,
+    OutputNeeds,
+    StageContext,
+    StepRows,
+    layer_output,
+)
 from antiphon.payload.types import Payload, Scalar, per_token
 
 
@@ -115,6 +123,32 @@ class SideOut(_Output):
     """The side outputs of `tiny_stage_model`, without hidden rows."""
 
     needs = OutputNeeds(side_outputs=("double", "length", "table"), requires_token_updates=True)
+
+
+class FramesOut(_Output):
+    """Frames of a talker, beside its ids."""
+
+    needs = OutputNeeds(side_outputs=(FRAMES,), requires_token_updates=True)
+
+
+class LayersOut(_Output):
+    """Ids and hidden states of all positions, after no layer, the first, and the last."""
+
+    needs = OutputNeeds(
+        include_hidden=True, side_outputs=(INPUT_IDS, *map(layer_output, (0, 1, 2)))
+    )
+
+
+class LayersOnlyOut(_Output):
+    """Hidden states after one layer, and nothing else."""
+
+    needs = OutputNeeds(side_outputs=(layer_output(1),))
+
+
+class FarLayerOut(_Output):
+    """Hidden states after more layers than any tiny model has."""
+
+    needs = OutputNeeds(side_outputs=(layer_output(9),))
 
 
 class MissingSideOut(_Output):

@@ -20,7 +20,7 @@ from antiphon.core.prompt_plan import PromptPlan
 from antiphon.payload.adapters import Input, StageContext
 from antiphon.payload.kv import KvMetadata
 from antiphon.payload.types import Payload, Scalar
-from antiphon.worker.kv_model import PastKeyValues
+from antiphon.worker.capabilities import Capabilities, PastKeyValues
 
 ARCH, DEAF = "TinyReader", "TinyDeaf"
 HEARD: list[dict[str, Any]] = []  # the keyword arguments of each forward
@@ -84,7 +84,7 @@ class TinyDeaf(nn.Module, IsAttentionFree):
 class TinyReader(TinyDeaf):
     """Each request's output: its cache's length, and the sum of each layer's keys and values."""
 
-    attends_to_caches: bool = True
+    capabilities = Capabilities(attends_to_caches=True)
 
     def forward(
         self,

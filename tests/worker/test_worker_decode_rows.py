@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 
-from antiphon.worker.decode_rows import RowConditioned, add_rows, decode_places
+from antiphon.worker.decode_rows import Place, StepSpans, condition_rows, output_places
 from antiphon.worker.inlets import DecodeRows
 
 PROMPT = 4
@@ -25,15 +27,17 @@ def places(
     rows: dict[str, DecodeRows], *spans: tuple[str, int, int], prompt: int = PROMPT
 ) -> list[tuple[int, float]]:
     """Token row and row value of each place; `spans` are (uid, computed before, tokens)."""
-    offsets = np.cumsum([0, *(count for _, _, count in spans)])
-    found = decode_places(
+    step = StepSpans(
         [uid for uid, _, _ in spans],
         np.full(len(spans), prompt),
         np.array([computed for _, computed, _ in spans]),
-        offsets,
-        rows.get,
+        np.cumsum([0, *(count for _, _, count in spans)]),
     )
-    return [(token, float(row[0])) for token, row in found]
+    found = []
+    for place in output_places(step, rows.__contains__):
+        if (row := rows[place.uid].get(place.index)) is not None:
+            found.append((place.token, float(row[0])))
+    return found
 
 
 # --- places ---------------------------------------------------------------------------------------
@@ -95,43 +99,52 @@ def test_any_chunking_gives_every_token_its_row_once(
 # --- what is done at a place ----------------------------------------------------------------------
 
 
-class Plain:
-    """A model that knows nothing of rows."""
-
-
-class Doubling:
-    """Conditions with rows that are half as wide as its embeddings."""
-
-    row_width = 1
-
-    def condition(self, embeds: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        assert (embeds.shape, rows.shape) == ((2, 2), (2, 1))
-        return embeds * rows
+def conditioned(
+    embeds: torch.Tensor, rows: dict[int, list[float] | torch.Tensor], condition: Any = None
+) -> torch.Tensor:
+    """`embeds` after conditioning with the rows of these token rows."""
+    kept = {}
+    for token, row in rows.items():
+        kept[str(token)] = DecodeRows()
+        kept[str(token)].append(torch.as_tensor(row).unsqueeze(0))
+    condition_rows(embeds, [Place(token, str(token), 0) for token in rows], kept.get, condition)
+    return embeds
 
 
 def test_rows_are_added_where_they_belong_and_nowhere_else() -> None:
-    embeds = torch.zeros(5, 2)
-    add_rows(Plain(), embeds, [(1, torch.tensor([1.0, 2.0])), (4, torch.tensor([3.0, 4.0]))])
+    embeds = conditioned(torch.zeros(5, 2), {1: [1.0, 2.0], 4: [3.0, 4.0]})
     assert embeds.tolist() == [[0, 0], [1, 2], [0, 0], [0, 0], [3, 4]]
 
 
 def test_a_model_that_conditions_itself_is_asked_once() -> None:
-    assert isinstance(Doubling(), RowConditioned)
-    assert not isinstance(Plain(), RowConditioned)
-    embeds = torch.ones(4, 2)
-    add_rows(Doubling(), embeds, [(0, torch.tensor([5.0])), (3, torch.tensor([7.0]))])
+    asked = []
+
+    def double(embeds: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        asked.append((embeds.shape, rows.shape))
+        return embeds * rows
+
+    embeds = conditioned(torch.ones(4, 2), {0: [5.0], 3: [7.0]}, double)
     assert embeds.tolist() == [[5, 5], [1, 1], [1, 1], [7, 7]]
-
-
-def test_without_places_the_model_is_not_asked() -> None:
-    """Its assertion on the shapes would fail."""
-    embeds = torch.ones(4, 2)
-    add_rows(Doubling(), embeds, [])
-    assert torch.equal(embeds, torch.ones(4, 2))
+    assert asked == [((2, 2), (2, 1))]
+    conditioned(torch.ones(4, 2), {}, double)
+    assert len(asked) == 1
 
 
 def test_rows_take_the_embeddings_dtype() -> None:
     embeds = torch.zeros(1, 2, dtype=torch.bfloat16)
-    add_rows(Plain(), embeds, [(0, torch.tensor([1.0, 2.0], dtype=torch.float64))])
+    conditioned(embeds, {0: torch.tensor([1.0, 2.0], dtype=torch.float64)})
     assert embeds.dtype == torch.bfloat16
     assert embeds.tolist() == [[1, 2]]
+
+
+def test_rows_of_integers_stay_what_they_are() -> None:
+    """A bfloat16 cannot tell 100,001 from 100,002."""
+    seen = []
+
+    def look_up(embeds: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        seen.append(rows)
+        return embeds
+
+    conditioned(torch.zeros(1, 2, dtype=torch.bfloat16), {0: torch.tensor([100_001])}, look_up)
+    assert seen[0].tolist() == [[100_001]]
+    assert not seen[0].is_floating_point()

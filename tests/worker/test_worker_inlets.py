@@ -13,6 +13,7 @@ from antiphon.payload import wire
 from antiphon.payload.adapters import Input
 from antiphon.payload.ref import Ref
 from antiphon.payload.types import Payload, per_token
+from antiphon.worker.capabilities import Capabilities
 from tiny_adapters import CALLS
 from worker_bench import SCRIPT, WIDTH, Bench, errors
 
@@ -45,7 +46,8 @@ def test_a_payload_becomes_a_prompt_of_rows(bench: Bench) -> None:
     assert (found.plan.token_ids, found.plan.rows_local) == ((0, 0, 0), True)
     rows = bench.io.prompt_rows("b")
     assert rows is not None
-    assert torch.equal(rows, ROWS)
+    assert torch.equal(rows.rows, ROWS)
+    assert rows.marks is None
     assert not bench.io.has_decode_rows
     assert (bench.entries(), len(bench.io)) == (0, 1)
 
@@ -201,10 +203,54 @@ def test_a_stage_that_is_given_ids_refuses_rows(made: Input) -> None:
 
 def test_a_model_may_take_rows_of_another_width(bench: Bench) -> None:
     """Its prompt's rows are embeddings all the same."""
-    bench.io.take_rows(5)
+    bench.io.attach_model(Capabilities(row_width=5))
     made = Input(LOCAL, prompt_rows=ROWS, rows=torch.ones(2, 5), padding=torch.ones(5))
     assert arrived(bench.chunk("b", made)).rows == 2
     assert errors(bench.chunk("c", Input(rows=ROWS))) == [("c", "adapter")]
+
+
+def test_a_model_that_embeds_its_prompts_is_given_marks(bench: Bench) -> None:
+    bench.io.attach_model(Capabilities(prompt_width=2))
+    marks = torch.tensor([[1], [2], [3]], dtype=torch.int16)
+    made = Input(LOCAL, prompt_rows=torch.ones(3, 2), prompt_marks=marks)
+    assert arrived(bench.chunk("b", made)).plan is not None
+    kept = bench.io.prompt_rows("b")
+    assert kept is not None
+    assert kept.marks is not None
+    assert (kept.marks.dtype, kept.marks.tolist()) == (torch.int64, [[1], [2], [3]])
+
+
+MARKS = {
+    "too few": torch.zeros(2, 1, dtype=torch.int64),
+    "of one dimension": torch.zeros(3, dtype=torch.int64),
+    "not integers": torch.zeros(3, 1),
+}
+
+
+@pytest.mark.parametrize("marks", MARKS.values(), ids=MARKS.keys())
+def test_wrong_marks_fail_their_request(bench: Bench, marks: torch.Tensor) -> None:
+    bench.io.attach_model(Capabilities(prompt_width=2))
+    made = Input(LOCAL, prompt_rows=torch.ones(3, 2), prompt_marks=marks)
+    assert errors(bench.chunk("b", made)) == [("b", "adapter")]
+
+
+def test_marks_for_a_model_that_knows_none(bench: Bench) -> None:
+    marks = torch.zeros(3, 1, dtype=torch.int64)
+    news = bench.chunk("b", Input(LOCAL, prompt_rows=ROWS, prompt_marks=marks))
+    assert errors(news) == [("b", "adapter")]
+    assert "prompt_width" in news.failed[0][1].message
+    assert errors(bench.chunk("c", Input(prompt_marks=marks))) == [("c", "adapter")]
+
+
+def test_rows_are_integers_where_the_model_wants_them(bench: Bench) -> None:
+    """One request's rows of another kind would break the step for all."""
+    assert errors(bench.chunk("a", Input(rows=ROWS.long()))) == [("a", "adapter")]
+    bench.io.attach_model(Capabilities(row_width=1, integer_rows=True))
+    ids = torch.tensor([[7], [8]])
+    assert arrived(bench.chunk("b", Input(rows=ids, padding=ids[0]))).rows == 2
+    news = bench.chunk("c", Input(rows=torch.ones(2, 1)))
+    assert errors(news) == [("c", "adapter")]
+    assert "integers" in news.failed[0][1].message
 
 
 # --- payloads that are lost or damaged ------------------------------------------------------------

@@ -12,7 +12,7 @@ import torch
 from antiphon.errors import PayloadError
 from antiphon.payload.kv import KvMetadata, KvSnapshot
 from antiphon.worker.kv_layout import BlockShape
-from antiphon.worker.kv_model import GivenCaches, attends_to_caches
+from antiphon.worker.kv_model import GivenCaches
 from paged import Engine
 
 SHAPES = (BlockShape(4, 2, 3), BlockShape(8, 1, 5))
@@ -78,21 +78,3 @@ def test_blocks_cannot_be_given() -> None:
     cache, _ = snapshot(blocks=True)
     with pytest.raises(PayloadError, match="blocks"):
         given({"a": cache}).arguments(["a"], np.arange(2))
-
-
-class Attends:
-    attends_to_caches = True
-
-    def forward(self, **kwargs: Any) -> None:
-        pass
-
-
-class Declines(Attends):
-    attends_to_caches = False
-
-
-@pytest.mark.parametrize(
-    ("model", "answer"), [(Attends(), True), (Declines(), False), (object(), False)]
-)
-def test_a_model_says_whether_it_attends_to_caches(model: object, answer: bool) -> None:
-    assert attends_to_caches(model) is answer

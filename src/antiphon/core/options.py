@@ -14,6 +14,9 @@ Scalar = bool | int | float | str
 
 CONFIG_KEY = "antiphon"
 
+PROMPT_EDGE = "(prompt)"
+"""The edge that a stage's own prompt adapter stands at: no topology can have one of this name."""
+
 
 class OutEdge(msgspec.Struct, frozen=True):
     """An edge that leaves the stage; `adapter` is "module:Class" of an OutputAdapterFactory.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,10 +17,14 @@ from antiphon.errors import EmptyInputError, InvalidRequestError, SettingError
 from antiphon.orchestrator.png import save_png
 from antiphon.orchestrator.sampling import check_sampling
 from antiphon.orchestrator.wav import save_wav
+from antiphon.pipeline.audio import MAX_CLIPS, AudioClip
+from antiphon.pipeline.entry import Message
+from antiphon.pipeline.suggest import did_you_mean
 from antiphon.pipeline.topology import Stage, Topology
 
 Samples = npt.NDArray[np.float32]
 Image = npt.NDArray[np.uint8]
+Messages = Sequence[Mapping[str, str | Sequence[AudioClip]]]
 
 ROLES = ("system", "user", "assistant")
 MAX_COMPANIONS = 16
@@ -34,8 +39,14 @@ class OmniRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     text: str = ""
     """What to answer or to speak; after `messages` it is one more message of the user."""
 
-    messages: list[dict[str, str]] = []
-    """A conversation: dicts with `role` (system, user, assistant) and `content`."""
+    messages: Messages = []
+    """A conversation: dicts with `role` (system, user, assistant) and `content`.
+
+    A user's may have clips as well, `audio`; they come before its content.
+    """
+
+    audio: Sequence[AudioClip] = ()
+    """What is heard before `text`, which may be empty then; only where the entry takes audio."""
 
     modalities: tuple[str, ...] | None = None
     """What to give back; None is everything that the entry gives.
@@ -51,6 +62,9 @@ class OmniRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     sampling: dict[str, dict[str, object]] = {}
     """Sampling parameters by stage name, over the topology's own."""
+
+    params: dict[str, bool | int | float | str] = {}
+    """What else the pipeline's models are told, such as the speaker: what its entry names."""
 
     deadline_s: float | None = None
     """Seconds from submission after which the request fails; None is no deadline."""
@@ -71,9 +85,10 @@ class OmniRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         could not do as asked.
         """
         path = self.check_options(topology)
-        if not any(message["content"].strip() for message in self.conversation()[-1:]):
+        turns = self.turns()
+        if not any(turn.content.strip() or turn.audio for turn in turns[-1:]):
             raise EmptyInputError("the text is empty; give something to answer or to speak")
-        if any("\ud800" <= c <= "\udfff" for m in self.conversation() for c in m["content"]):
+        if any("\ud800" <= c <= "\udfff" for turn in turns for c in turn.content):
             raise InvalidRequestError("the text is not valid Unicode; give it as UTF-8")
         return path
 
@@ -82,11 +97,14 @@ class OmniRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         self._check_types()
         path = topology.path_from(self.entry, self.modalities)
         self._check_companions(topology, path)
+        self._check_params(topology)
         for index, message in enumerate(self.messages):
-            if message.keys() != {"role", "content"} or message["role"] not in ROLES:
+            if not _is_message(message):
                 raise InvalidRequestError(
-                    f"message {index} is not valid; give role ({', '.join(ROLES)}) and content"
+                    f"message {index} is not valid; give role ({', '.join(ROLES)}) and content,"
+                    " and in a user's message audio if there is any"
                 )
+        self._check_audio(topology)
         deadline = self.deadline_s
         if deadline is not None and not (math.isfinite(deadline) and deadline > 0):
             raise InvalidRequestError(
@@ -114,6 +132,15 @@ class OmniRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 f" ({given}) per request; leave n out"
             )
 
+    def _check_params(self, topology: Topology) -> None:
+        known = topology.entry(self.entry).params
+        for name in self.params:
+            if name not in known:
+                raise InvalidRequestError(
+                    f"entry {self.entry} of pipeline {topology.name} takes no parameter {name!r}"
+                    f"{did_you_mean(name, known) or '; it takes none'}"
+                )
+
     def _check_types(self) -> None:
         values = msgspec.structs.asdict(self)
         for field_ in msgspec.structs.fields(self):
@@ -125,10 +152,35 @@ class OmniRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                     f"{field_.name}: {reason[:1].lower()}{reason[1:]}"
                 ) from None
 
-    def conversation(self) -> list[dict[str, str]]:
-        """`messages` with `text` at the end, if there is any."""
-        last = [{"role": "user", "content": self.text}] if self.text.strip() else []
-        return [*self.messages, *last]
+    def _check_audio(self, topology: Topology) -> None:
+        clips = sum(len(turn.audio) for turn in self.turns())
+        if clips and "audio" not in topology.entry(self.entry).inputs:
+            raise InvalidRequestError(
+                f"entry {self.entry} of pipeline {topology.name} takes no audio; give text alone"
+            )
+        if clips > MAX_CLIPS:
+            raise InvalidRequestError(f"the request has {clips} clips; give at most {MAX_CLIPS}")
+
+    def conversation(self) -> list[Mapping[str, str | Sequence[AudioClip]]]:
+        """`messages` with `text` and `audio` at the end, if there are any."""
+        last: dict[str, str | Sequence[AudioClip]] = {"role": "user", "content": self.text}
+        if self.audio:
+            last["audio"] = self.audio
+        return [*self.messages, *([last] if self.audio or self.text.strip() else [])]
+
+    def turns(self) -> tuple[Message, ...]:
+        """`conversation` as an entry's adapter is given it; of messages that have been checked."""
+        return msgspec.convert(self.conversation(), tuple[Message, ...])
+
+
+def _is_message(message: Mapping[str, str | Sequence[AudioClip]]) -> bool:
+    role, heard = message.get("role"), message.get("audio")
+    return (
+        message.keys() - {"audio"} == {"role", "content"}
+        and isinstance(message["content"], str)
+        and role in ROLES
+        and (heard is None or (role == "user" and not isinstance(heard, str)))
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,12 +26,14 @@ from antiphon.orchestrator.media import image_of, samples_of
 from antiphon.orchestrator.uids import part_of, unit_uid
 from antiphon.payload.ref import Ref
 from antiphon.pipeline.detokenize import Detokenizer
+from antiphon.pipeline.entry import Prompt
 from antiphon.pipeline.topology import Edge, EdgeMode, Stage, Topology
 from antiphon.stage.messages import Command, Output, Submit, Update
 
 Send = Callable[[str, Command], None]
 # (producer, consumer, consuming uids, ref)
 SendRef = Callable[[str, str, tuple[str, ...], Ref], None]
+_NOTHING = Prompt([])  # of a unit that waits for its input
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,7 @@ class Flow:
 
     # --- start --------------------------------------------------------------------------------
 
-    def start(self, prompts: Sequence[Sequence[int]]) -> None:
+    def start(self, prompts: Sequence[Sequence[int] | Prompt]) -> None:
         """Submit the first stage's parts and everything downstream of them."""
         self.units = {stage.name: [] for stage in self.plan.path}
         first = self.plan.path[0]
@@ -89,20 +91,21 @@ class Flow:
                 f"output into parts; give one prompt"
             )
         for prompt in prompts:
-            self._submit(first, list(prompt), None)
+            given = prompt if isinstance(prompt, Prompt) else Prompt(list(prompt))
+            self._submit(first, given, None)
 
     def _submit(
-        self, stage: Stage, token_ids: list[int], waits_for: Edge | None, companion: int = 0
+        self, stage: Stage, prompt: Prompt, waits_for: Edge | None, companion: int = 0
     ) -> None:
         """One more unit of `stage`, and those of each consumer that wait for it."""
         units = self.units[stage.name]
         unit = Unit(len(units), self.clock())
         units.append(unit)
         self.open_units += 1
-        self.send(stage.name, self._command(stage, unit.part, token_ids, waits_for, companion))
+        self.send(stage.name, self._command(stage, unit.part, prompt, waits_for, companion))
         for edge in self._edges_from(stage.name):
             for index in range(self._companions(edge)):
-                self._submit(self.plan.topology.stage(edge.consumer), [], edge, index)
+                self._submit(self.plan.topology.stage(edge.consumer), _NOTHING, edge, index)
 
     def _companions(self, edge: Edge) -> int:
         """How many units wait for each payload of this edge."""
@@ -112,27 +115,31 @@ class Flow:
         self,
         stage: Stage,
         part: int,
-        token_ids: list[int],
+        prompt: Prompt,
         waits_for: Edge | None,
         companion: int,
     ) -> Submit | Update:
         """What begins a unit: the next segment of a session is an update of its unit."""
         request, segment = self.plan.request, self.plan.segment
+        params = dict(request.params)
+        if waits_for is not None and waits_for.shared:
+            params["companion"] = companion
         sampling = {**stage.sampling, **request.sampling.get(stage.name, {})}
         enters = waits_for is None
         if enters and segment is not None and segment.update is not None:
             unit, epoch, kind = segment.unit, segment.epoch, segment.update
-            return Update(unit, epoch, kind, token_ids, segment.keep, sampling)
+            return Update(unit, epoch, kind, prompt.token_ids, segment.keep, sampling)
         return Submit(
             uid=self._uid(stage.name, part),
-            token_ids=token_ids,
+            token_ids=prompt.token_ids,
+            audio=prompt.audio,
             sampling=sampling,
             session=enters and segment is not None,
             epoch=0 if segment is None else segment.epoch,
             edges=tuple(edge.name for edge in self._edges_from(stage.name)),
             waits_for=None if waits_for is None else waits_for.name,
             wait_timeout_s=request.input_wait_timeout_s,
-            params={} if waits_for is None or not waits_for.shared else {"companion": companion},
+            params=params,
         )
 
     def _edges_from(self, stage: str) -> list[Edge]:
@@ -164,7 +171,7 @@ class Flow:
         # To its consumer each part is a whole payload of its own.
         self._deliver(edge, [ref.seq], msgspec.structs.replace(ref, seq=0, end=True))
         if not ref.end:
-            self._submit(self.plan.topology.stage(edge.consumer), [], edge)
+            self._submit(self.plan.topology.stage(edge.consumer), _NOTHING, edge)
 
     def _deliver(self, edge: Edge, parts: Sequence[int], ref: Ref) -> None:
         for unit in [self._unit(edge.consumer, part) for part in parts]:

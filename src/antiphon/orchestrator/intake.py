@@ -6,12 +6,16 @@ import importlib
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-import msgspec
-
 from antiphon.errors import AdapterError, InvalidRequestError, TopologyError
 from antiphon.orchestrator.api import OmniRequest
 from antiphon.pipeline.detokenize import Detokenizer, load_tokenizer
-from antiphon.pipeline.entry import EntryAdapter, EntryRequest, Message, SessionEntryAdapter
+from antiphon.pipeline.entry import (
+    AnyPrompt,
+    EntryAdapter,
+    EntryRequest,
+    Prompt,
+    SessionEntryAdapter,
+)
 from antiphon.pipeline.topology import Entry, Stage, StageKind, Topology
 
 
@@ -39,7 +43,7 @@ class Intake:
             if stage.output == "text" and stage.name in models
         }
 
-    def prompts(self, request: OmniRequest, path: Sequence[Stage]) -> list[list[int]]:
+    def prompts(self, request: OmniRequest, path: Sequence[Stage]) -> Sequence[AnyPrompt]:
         """The prompts that a request on `path` starts with; may take a while.
 
         Raises CallerError for a text that cannot be served, and for a request that needs what has
@@ -54,7 +58,12 @@ class Intake:
             raise AdapterError(
                 f"entry '{request.entry}' gave {len(prompts)} prompts for a session; give one"
             )
-        return prompts[0]
+        (prompt,) = prompts
+        if not isinstance(prompt, Prompt):
+            return prompt
+        if prompt.audio:
+            raise InvalidRequestError("a session takes no audio; make requests")
+        return prompt.token_ids
 
     def continuation(self, request: OmniRequest, path: Sequence[Stage]) -> list[int]:
         """What follows the last answer of a session when the request's text is said next."""
@@ -117,5 +126,6 @@ def _make_adapter(entry: Entry, model: str) -> EntryAdapter:
 def _entry_request(request: OmniRequest) -> EntryRequest:
     """What the entry's adapter is given: one text, or a conversation that ends with it."""
     if not request.messages:
-        return EntryRequest(text=request.text)
-    return EntryRequest(messages=msgspec.convert(request.conversation(), tuple[Message, ...]))
+        audio = tuple(request.audio)
+        return EntryRequest(text=request.text, audio=audio, params=request.params)
+    return EntryRequest(messages=request.turns(), params=request.params)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -12,8 +12,9 @@ from typing import Self
 import msgspec
 
 from antiphon.connector.runs import new_run_token
+from antiphon.core.options import Scalar
 from antiphon.errors import AntiphonError, InvalidRequestError, ShutdownError
-from antiphon.orchestrator.api import Finished, OmniEvent, OmniRequest, Reply
+from antiphon.orchestrator.api import Finished, Messages, OmniEvent, OmniRequest, Reply
 from antiphon.orchestrator.clients import Frames
 from antiphon.orchestrator.flow import FlowPlan
 from antiphon.orchestrator.intake import Intake
@@ -26,7 +27,10 @@ from antiphon.orchestrator.stages import StageSet
 from antiphon.orchestrator.tasks import Progress, in_thread, to_the_end
 from antiphon.pipeline.defaults import fill_defaults
 from antiphon.pipeline.deployed import deployed
-from antiphon.pipeline.deployment import Deployment, load_deployment
+from antiphon.pipeline.deployment import Deployment
+from antiphon.pipeline.deployment_file import load_deployment
+from antiphon.pipeline.entry import AnyPrompt
+from antiphon.pipeline.facts import completed
 from antiphon.pipeline.registry import load_pipeline
 from antiphon.pipeline.topology import Topology
 from antiphon.stage.messages import Acknowledged, Command, Event, Inspect, Inspection, Sleep, Wake
@@ -39,8 +43,9 @@ CLOSE_TIMEOUT_S = 10.0  # for the stages to let go of what runs
 class AsyncOmni:
     """One pipeline. Made anywhere, used on one event loop.
 
-    `deployment` is a Deployment or a YAML file; `entries` and `modalities` limit which stages start
-    (None: all), and a request that needs another is refused.
+    `deployment` is a Deployment or a YAML file; `model` is the checkpoint of all stages, or one for
+    each that is named, in place of the deployment's `models`; `entries` and `modalities` limit
+    which stages start (None: all), and a request that needs another is refused.
     """
 
     def __init__(
@@ -48,6 +53,7 @@ class AsyncOmni:
         pipeline: str | Topology = "voice",
         *,
         deployment: Deployment | str | Path | None = None,
+        model: str | Path | Mapping[str, str | Path] | None = None,
         entries: Sequence[str] | None = None,
         modalities: Sequence[str] | None = None,
         in_process: bool | None = None,
@@ -57,6 +63,8 @@ class AsyncOmni:
         given = deployment or Deployment(pipeline=self.topology.name)
         if not isinstance(given, Deployment):
             given = load_deployment(given)
+        if model is not None:
+            given = given.with_models(model)
         if in_process is not None:
             given = msgspec.structs.replace(given, in_process=in_process)
         self.deployment = fill_defaults(self.topology, given)
@@ -88,6 +96,7 @@ class AsyncOmni:
             self._on_progress,
         )
         models = {name: spec.model for name, spec in self._specs.items()}
+        self.topology = await asyncio.to_thread(completed, self.topology, models)
         self._intake = await asyncio.to_thread(Intake, self.topology, models, self._entries)
 
     async def start(self) -> None:
@@ -178,20 +187,23 @@ class AsyncOmni:
         *,
         entry: str = "chat",
         modalities: tuple[str, ...] | None = None,
-        messages: Sequence[dict[str, str]] = (),
+        messages: Messages = (),
         sampling: Sampling | None = None,
+        params: Mapping[str, Scalar] | None = None,
         input_wait_timeout_s: float | None = None,
         request_id: str | None = None,
     ) -> Session:
         """A conversation whose history stays in the model; enter it with `async with`.
 
-        The arguments are `OmniRequest`'s; `messages` are what the conversation begins with.
+        The arguments are `OmniRequest`'s; `messages` are what the conversation begins with, without
+        audio.
         """
         request = OmniRequest(
             entry=entry,
             modalities=modalities,
             messages=list(messages),
             sampling=sampling or {},
+            params=dict(params or {}),
             input_wait_timeout_s=input_wait_timeout_s,
             request_id=request_id,
         )
@@ -208,7 +220,7 @@ class AsyncOmni:
         await self._router.abort(live)
         return True
 
-    async def check(self, request: OmniRequest) -> list[list[int]]:
+    async def check(self, request: OmniRequest) -> Sequence[AnyPrompt]:
         """Everything about a request that needs no stage: the prompts it would start with.
 
         Raises CallerError for a request that cannot be served as it is. `prepare` comes first.

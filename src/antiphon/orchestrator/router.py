@@ -9,7 +9,7 @@ import asyncio
 import itertools
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from antiphon.errors import (
     AntiphonError,
@@ -25,6 +25,7 @@ from antiphon.orchestrator.live import LiveRequest, Phase
 from antiphon.orchestrator.segments import LiveSession, SessionPlan
 from antiphon.orchestrator.uids import root_of, session_of
 from antiphon.payload.ref import Ref
+from antiphon.pipeline.entry import AnyPrompt
 from antiphon.pipeline.topology import Stage
 from antiphon.stage.messages import Aborted, Event, Interrupted, Output, Step
 
@@ -52,7 +53,9 @@ class Router:
 
     # --- requests -----------------------------------------------------------------------------
 
-    def submit(self, plan: FlowPlan, prompts: list[list[int]], request: OmniRequest) -> LiveRequest:
+    def submit(
+        self, plan: FlowPlan, prompts: Sequence[AnyPrompt], request: OmniRequest
+    ) -> LiveRequest:
         """Start a request on every stage of its path.
 
         Raises DuplicateRequestError for a label that is alive, StageDiedError for a stage that is

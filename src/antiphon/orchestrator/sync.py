@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -11,6 +11,7 @@ from antiphon.orchestrator.api import OmniEvent, OmniRequest, Reply
 from antiphon.orchestrator.loop_thread import LoopThread
 from antiphon.orchestrator.omni import AsyncOmni
 from antiphon.orchestrator.tasks import Progress
+from antiphon.pipeline.audio import AudioSource, as_clips
 from antiphon.pipeline.deployment import Deployment
 from antiphon.pipeline.topology import Topology
 
@@ -26,6 +27,7 @@ class Omni:
         pipeline: str | Topology = "voice",
         *,
         deployment: Deployment | str | Path | None = None,
+        model: str | Path | Mapping[str, str | Path] | None = None,
         entries: Sequence[str] | None = None,
         modalities: Sequence[str] | None = None,
         in_process: bool | None = None,
@@ -34,6 +36,7 @@ class Omni:
         self._omni = AsyncOmni(
             pipeline,
             deployment=deployment,
+            model=model,
             entries=entries,
             modalities=modalities,
             in_process=in_process,
@@ -46,9 +49,19 @@ class Omni:
             self.close()
             raise
 
-    def chat(self, text: str, **options: Any) -> Reply:
-        """Answer `text`; options are `OmniRequest`'s."""
-        return self.generate(OmniRequest(entry="chat", text=text, **options))
+    def chat(
+        self,
+        text: str = "",
+        *,
+        audio: AudioSource | Sequence[AudioSource] = (),
+        **options: Any,
+    ) -> Reply:
+        """Answer `text`, or what is said in `audio`; options are `OmniRequest`'s.
+
+        `audio` is one clip or several, each an AudioClip or the path of a WAV file.
+        """
+        clips = as_clips(audio)
+        return self.generate(OmniRequest(entry="chat", text=text, audio=clips, **options))
 
     def say(self, text: str, **options: Any) -> Reply:
         """Speak `text`; options are `OmniRequest`'s."""

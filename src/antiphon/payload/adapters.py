@@ -124,10 +124,10 @@ class Input:
 
     plan: PromptPlan | None = None
     prompt_rows: torch.Tensor | None = None  # [num_tokens, width]
-    prompt_marks: torch.Tensor | None = None  # integers [num_tokens, m]
     rows: torch.Tensor | None = None  # [n, width], behind those that came before
     padding: torch.Tensor | None = None  # [width], for steps past the last row, with the end
     cache: KvSnapshot | None = None
+    prompt_marks: torch.Tensor | None = None  # integers [num_tokens, m]
 
 
 class InputAdapter(Protocol):

@@ -30,7 +30,8 @@ class Ref(msgspec.Struct, frozen=True):
     `uid` is the runtime's own id of the *producing* request, `seq` counts the chunks of
     (uid, edge, epoch) from 0. An empty end of stream has `end=True`, no `key` and no fields.
     `token_ids` come with a KV cache that its consumer may compute itself if it is lost: those that
-    it covers, and the one sampled after them. With them and without `key` it is lost.
+    it covers, and the one sampled after them. With them and without `key` it is lost. A caller's
+    prompt for a stage with a prompt adapter comes as token ids alone.
     """
 
     uid: str

@@ -130,6 +130,11 @@ def _fill_stage(
     }
     rest = {name: value for name, value in stage.engine.items() if name not in OWN_FIELD}
     filled = {**defaults, **chosen, "engine_args": {**rest, **given.engine_args}}
+    if stage.config is not None and "hf_overrides" in filled["engine_args"]:
+        raise DeploymentError(
+            f"engine_args.hf_overrides: {stage.config} makes the configuration of stage"
+            f" {stage.name}; remove it"
+        )
     if filled["engine_args"].get("pipeline_parallel_size", 1) != 1:
         # The first rank takes a stage's orders, and the last one answers.
         raise DeploymentError(

@@ -6,24 +6,26 @@ and a default that suits the device after it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import msgspec
-import msgspec.yaml
 
 from antiphon.core.kv_handoff import KvSettings
 from antiphon.core.options import Scalar
-from antiphon.env import LogLevel, parse_timeout
-from antiphon.errors import DeploymentError, SettingError
+from antiphon.env import LogLevel
+from antiphon.errors import DeploymentError
+from antiphon.pipeline.checks import check_counts, check_timeout, count_bytes
 from antiphon.pipeline.suggest import did_you_mean
 from antiphon.pipeline.topology import Edge, StageKind, Topology
-from antiphon.pipeline.values import is_target, parse_bytes, scalar_type
+from antiphon.pipeline.values import is_target, scalar_type
 
 Device = Literal["auto", "cpu", "cuda"]
 Mode = Literal["full", "stream"]
 OnFailure = Literal["fail", "recompute"]
 CONNECTORS = ("auto", "inproc", "shm")
+ALL_STAGES = "*"  # the key in `models` for the stages that it does not name
 
 # vLLM arguments that have a field of their own, or that Antiphon sets itself.
 OWN_FIELD = {
@@ -81,13 +83,13 @@ class StageDeployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """Further vLLM EngineArgs, by vLLM's names."""
 
     def __post_init__(self) -> None:
-        _check_counts(self, "max_model_len", "max_num_seqs", "max_num_batched_tokens", "threads")
+        check_counts(self, "max_model_len", "max_num_seqs", "max_num_batched_tokens", "threads")
         if self.active_streams is not None and self.active_streams < 0:
             raise DeploymentError(
                 f"active_streams: {self.active_streams} is negative; give 0 for all that fit"
             )
-        _check_timeout("input_wait_timeout_s", self.input_wait_timeout_s)
-        _count_bytes(self, "kv_cache_bytes")
+        check_timeout("input_wait_timeout_s", self.input_wait_timeout_s)
+        count_bytes(self, "kv_cache_bytes")
         for name in self.engine_args:
             if name in RESERVED:
                 raise DeploymentError(f"engine_args.{name}: Antiphon sets this itself; remove it")
@@ -154,10 +156,10 @@ class EdgeDeployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     """
 
     def __post_init__(self) -> None:
-        _check_counts(self, "request_chunks", "total_chunks")
-        _count_bytes(self, "request_bytes", "total_bytes")
-        _check_timeout("ack_timeout_s", self.ack_timeout_s)
-        _check_timeout("lease_s", self.lease_s)
+        check_counts(self, "request_chunks", "total_chunks")
+        count_bytes(self, "request_bytes", "total_bytes")
+        check_timeout("ack_timeout_s", self.ack_timeout_s)
+        check_timeout("lease_s", self.lease_s)
 
     def check_edge(self, topology: Topology, edge: Edge) -> None:
         """Raise DeploymentError, starting with the field's name, for what this edge cannot do."""
@@ -228,6 +230,14 @@ class Deployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     vLLM's own settings.
     """
 
+    models: dict[str, str] = {}
+    """Checkpoint per stage, in place of the topology's: a folder, or a Hugging Face repository.
+
+    The key "*" is for all stages that have none of their own; in a file, a text instead of keys and
+    values is the same. A repository is written as owner/name, and fetched into Hugging Face's cache
+    folder if no folder has that name.
+    """
+
     stages: dict[str, StageDeployment] = {}
     """Settings per stage, by the stage's name in the topology."""
 
@@ -235,8 +245,11 @@ class Deployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """Settings per edge, by the edge's name in the topology."""
 
     def __post_init__(self) -> None:
-        _count_bytes(self, "connector_bytes")
-        _check_timeout("start_timeout_s", self.start_timeout_s)
+        for name, model in self.models.items():
+            if not model.strip():
+                raise DeploymentError(f"models.{name}: names nothing; give a folder, or remove it")
+        count_bytes(self, "connector_bytes")
+        check_timeout("start_timeout_s", self.start_timeout_s)
         if self.connector not in CONNECTORS and not is_target(self.connector):
             raise DeploymentError(
                 f"connector: {self.connector!r} is neither a connector nor a class written as"
@@ -247,17 +260,32 @@ class Deployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         if not self.in_process and self.connector == "inproc":
             raise DeploymentError("connector: inproc needs in_process: true; use shm or auto")
 
+    def model_of(self, stage: str) -> str | None:
+        """The checkpoint that is given for a stage; None leaves it to the topology."""
+        return self.models.get(stage, self.models.get(ALL_STAGES))
+
+    def with_models(self, given: str | Path | Mapping[str, str | Path]) -> Deployment:
+        """The same with other checkpoints: for all stages, or for those that are named."""
+        if isinstance(given, Mapping):
+            models = {stage: str(model) for stage, model in given.items()}
+        else:
+            models = {ALL_STAGES: str(given)}
+        kept = {} if ALL_STAGES in models else self.models
+        return msgspec.structs.replace(self, models={**kept, **models})
+
     def check_names(self, topology: Topology) -> None:
         """Raise DeploymentError if this is for another pipeline, or names what it lacks."""
         edges = tuple(edge.name for edge in topology.edges)
-        for what, given, known in (
-            ("stage", tuple(self.stages), topology.stage_names),
-            ("edge", tuple(self.edges), edges),
+        models = tuple(name for name in self.models if name != ALL_STAGES)
+        for key, what, given, known in (
+            ("stages", "stage", tuple(self.stages), topology.stage_names),
+            ("edges", "edge", tuple(self.edges), edges),
+            ("models", "stage", models, topology.stage_names),
         ):
             for name in given:
                 if name not in known:
                     raise DeploymentError(
-                        f"{what}s.{name}: pipeline {topology.name} has no such {what}"
+                        f"{key}.{name}: pipeline {topology.name} has no such {what}"
                         f"{did_you_mean(name, known)}"
                     )
         if self.pipeline != topology.name:
@@ -265,90 +293,3 @@ class Deployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
                 f"pipeline: this deployment is for {self.pipeline}, not for {topology.name};"
                 " correct one of the two"
             )
-
-
-def _check_counts(struct: msgspec.Struct, *names: str) -> None:
-    for name in names:
-        value = msgspec.structs.asdict(struct)[name]
-        if value is not None and value <= 0:
-            raise DeploymentError(f"{name}: {value} is not positive; give at least 1")
-
-
-def _check_timeout(name: str, seconds: float | None) -> None:
-    if seconds is None:
-        return
-    try:
-        parse_timeout(seconds, name)
-    except SettingError as error:
-        raise DeploymentError(str(error)) from None
-
-
-def _count_bytes(struct: msgspec.Struct, *names: str) -> None:
-    """Replace sizes that are text by their number of bytes, while `struct` is being made."""
-    for name in names:
-        size = msgspec.structs.asdict(struct)[name]
-        if size is None:
-            continue
-        try:
-            msgspec.structs.force_setattr(struct, name, parse_bytes(size))
-        except ValueError as error:
-            raise DeploymentError(f"{name}: {error}") from None
-
-
-def load_deployment(path: str | Path) -> Deployment:
-    """The deployment in a YAML file. Raises DeploymentError, naming the file and the key."""
-    try:
-        data = msgspec.yaml.decode(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DeploymentError(f"{path}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise DeploymentError(f"{path}: is not UTF-8 text") from None
-    except msgspec.DecodeError as error:
-        reason = " ".join(str(error).split())
-        raise DeploymentError(f"{path}: is not valid YAML: {reason}") from None
-    try:
-        return parse_deployment({} if data is None else data)
-    except DeploymentError as error:
-        raise DeploymentError(f"{path}: {error}") from None
-
-
-def parse_deployment(data: object) -> Deployment:
-    """A deployment from plain data. Raises DeploymentError, starting with the key's path."""
-    if not isinstance(data, dict):
-        raise DeploymentError(f"expected keys and values, got {type(data).__name__}")
-    stages = _convert_each(data, "stages", StageDeployment)
-    edges = _convert_each(data, "edges", EdgeDeployment)
-    return _convert({**data, "stages": stages, "edges": edges}, Deployment, "")
-
-
-S = TypeVar("S", StageDeployment, EdgeDeployment, Deployment)
-
-
-def _convert_each(data: dict[Any, Any], key: str, struct: type[S]) -> dict[str, S]:
-    """The structs by name under `key`."""
-    raw = data.get(key, {})
-    if not isinstance(raw, dict):
-        what = key.removesuffix("s")
-        raise DeploymentError(f"{key}: expected {what} names, got {type(raw).__name__}")
-    return {str(name): _convert(value, struct, f"{key}.{name}.") for name, value in raw.items()}
-
-
-def _convert(data: object, struct: type[S], path: str) -> S:
-    """`data` as `struct`, one key at a time so that an error can name the key that is wrong."""
-    if not isinstance(data, dict):
-        where = path.rstrip(".") or "deployment"
-        raise DeploymentError(f"{where}: expected keys and values, got {type(data).__name__}")
-    types = {field.name: field.type for field in msgspec.structs.fields(struct)}
-    values = {}
-    for key, value in data.items():
-        if key not in types:
-            raise DeploymentError(f"{path}{key}: unknown key{did_you_mean(str(key), types)}")
-        try:
-            values[key] = msgspec.convert(value, types[key])
-        except msgspec.ValidationError as error:
-            reason = str(error).replace("`", "")
-            raise DeploymentError(f"{path}{key}: {reason[:1].lower()}{reason[1:]}") from None
-    try:
-        return struct(**values)
-    except DeploymentError as error:
-        raise DeploymentError(f"{path}{error}") from None

@@ -8,6 +8,8 @@ from pathlib import Path
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
+from antiphon.errors import ModelUnavailableError
+
 
 class Detokenizer:
     """One request's text. Special tokens leave no text; a character split over tokens waits."""
@@ -23,5 +25,11 @@ class Detokenizer:
 
 
 def load_tokenizer(checkpoint: str | Path) -> Tokenizer:
-    """The tokenizer of a checkpoint folder."""
-    return Tokenizer.from_file(str(Path(checkpoint) / "tokenizer.json"))
+    """The tokenizer of a checkpoint folder. Raises ModelUnavailableError if it has none."""
+    file = Path(checkpoint) / "tokenizer.json"
+    if not file.is_file():
+        raise ModelUnavailableError(
+            f"{checkpoint} has no tokenizer.json; write it there once with transformers'"
+            " AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
+        )
+    return Tokenizer.from_file(str(file))

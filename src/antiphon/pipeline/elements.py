@@ -53,6 +53,7 @@ class Stage:
     weights: tuple[str, ...] = ()  # prefixes of weights that the checkpoint must have
     # ar: "module:Class", an InputAdapterFactory that makes the prompt of an entry's token ids.
     prompt_adapter: str | None = None
+    facts: str | None = None  # "module:function": checkpoint's folder → CheckpointFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +87,13 @@ class Entry:
     """A way into the pipeline: the stage that a kind of call starts at, and its prompts' maker.
 
     `adapter` is "module:Class"; the class is made once with the checkpoint's folder and called with
-    an `EntryRequest`; it returns one list of token ids per part.
+    an `EntryRequest`; it returns one prompt per part. `inputs` are the modalities that a request
+    may have: audio only where the adapter puts it into its prompts. `params` names what else a
+    request may tell the pipeline's models (`OmniRequest.params`).
     """
 
     name: str
     stage: str
     adapter: str
+    inputs: tuple[str, ...] = ("text",)  # or "text" and "audio"
+    params: tuple[str, ...] = ()

@@ -4,30 +4,56 @@ imported here.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
 
+from antiphon.core.options import Scalar
+from antiphon.pipeline.audio import AudioClip
+
 
 class Message(msgspec.Struct, frozen=True):
-    """One turn of a conversation."""
+    """One turn of a conversation. Its clips come before its text; only a user has any."""
 
     role: Literal["system", "user", "assistant"]
     content: str
+    audio: tuple[AudioClip, ...] = ()
 
 
 class EntryRequest(msgspec.Struct, frozen=True):
-    """What the caller gave: a text, or the messages of a conversation (then `text` is empty)."""
+    """What the caller gave: a text, or the messages of a conversation (then `text` is empty).
+
+    `audio` belongs to the text, as a message's to the message; there is none where the entry does
+    not take it (`Entry.inputs`). `params` are for the pipeline's models; an adapter that knows what
+    they may be checks them, so that a mistake is told before any stage works.
+    """
 
     text: str = ""
     messages: tuple[Message, ...] = ()
+    audio: tuple[AudioClip, ...] = ()
+    params: Mapping[str, Scalar] = {}
+
+
+class Prompt(msgspec.Struct, frozen=True):
+    """What a stage is given: token ids, and the clips that belong to them.
+
+    A clip stands in `token_ids` as the one token that the model's processor puts it in place of; so
+    there are as many of these as clips, in the clips' order.
+    """
+
+    token_ids: list[int]
+    audio: tuple[AudioClip, ...] = ()
+
+
+AnyPrompt = list[int] | Prompt
 
 
 class EntryAdapter(Protocol):
     """Turns a request into prompts. Made once with the folder of the entry stage's checkpoint."""
 
-    def prompts(self, request: EntryRequest) -> list[list[int]]:
-        """Token ids, one list per part; parts are served in this order.
+    def prompts(self, request: EntryRequest) -> Sequence[AnyPrompt]:
+        """One prompt per part, token ids alone or a `Prompt`; parts are served in this order.
 
         Raises EmptyInputError if there is nothing to answer or to speak, InputTooLongError if it
         does not fit the model's length.

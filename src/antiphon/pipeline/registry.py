@@ -16,7 +16,10 @@ from antiphon.pipeline.topology import Topology
 
 GROUP = "antiphon.pipelines"
 BUILT_IN = {
+    "codec-lm": "antiphon.models.codec_lm.topology:TOPOLOGY",
     "imagine": "antiphon.models.imagine.topology:TOPOLOGY",
+    "qwen3-omni": "antiphon.models.qwen3_omni.topology:TOPOLOGY",
+    "qwen3-tts": "antiphon.models.qwen3_tts.topology:TOPOLOGY",
     "split": "antiphon.models.split.topology:TOPOLOGY",
     "voice": "antiphon.models.voice.topology:TOPOLOGY",
 }

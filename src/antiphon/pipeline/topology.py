@@ -63,6 +63,10 @@ class Topology:
         names = {stage.name for stage in stages}
         return tuple(edge for edge in self.edges if {edge.producer, edge.consumer} <= names)
 
+    def hears(self, stage: str) -> bool:
+        """Whether an entry brings audio to this stage."""
+        return any(e.stage == stage and "audio" in e.inputs for e in self.entries)
+
     @property
     def stage_names(self) -> tuple[str, ...]:
         return tuple(stage.name for stage in self.stages)

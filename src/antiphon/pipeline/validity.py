@@ -19,7 +19,9 @@ from antiphon.pipeline.values import is_plain, is_target
 if TYPE_CHECKING:
     from antiphon.pipeline.topology import Topology
 
+INPUTS = ("text", "audio")  # what an entry can take
 _NAME = re.compile(r"[a-z0-9_-]+")
+_PIPELINE = re.compile(r"[a-z0-9_.-]+")  # of a model, which may have a version
 
 
 def check_topology(topology: Topology) -> None:
@@ -49,7 +51,7 @@ def _check_names(topology: Topology) -> None:
     }
     for what, names in groups.items():
         for name in names:
-            if not _NAME.fullmatch(name):
+            if not (_PIPELINE if what == "pipeline" else _NAME).fullmatch(name):
                 raise TopologyError(
                     f"{what} name {name!r} of pipeline {topology.name} is not valid;"
                     " use lower-case letters, digits, _ and -"
@@ -71,6 +73,10 @@ def _check_target(owner: str, role: str, target: str) -> None:
 
 def _check_stage(stage: Stage) -> None:
     _check_target(f"stage {stage.name}", "model", stage.model)
+    roles = {"config": stage.config, "prompt_adapter": stage.prompt_adapter, "facts": stage.facts}
+    for role, target in roles.items():
+        if target is not None:
+            _check_target(f"stage {stage.name}", role, target)
     for what, values in (("engine argument", stage.engine), ("sampling", stage.sampling)):
         for key, value in values.items():
             if not is_plain(value):
@@ -162,6 +168,17 @@ def _check_entry(topology: Topology, entry: Entry) -> None:
             f" {topology.name}{did_you_mean(entry.stage, topology.stage_names)}"
         )
     _check_target(f"entry {entry.name}", "adapter", entry.adapter)
+    for modality in entry.inputs:
+        if modality not in INPUTS:
+            raise TopologyError(
+                f"entry {entry.name} takes {modality!r}; entries take {' and '.join(INPUTS)}"
+                f"{did_you_mean(modality, INPUTS)}"
+            )
+    if "audio" in entry.inputs and topology.stage(entry.stage).kind is not StageKind.AR:
+        raise TopologyError(
+            f"entry {entry.name} takes audio, but starts at {entry.stage}, a generation stage,"
+            " which hears none; let it start at an ar stage"
+        )
 
 
 def _check_graph(topology: Topology) -> None:

@@ -8,11 +8,14 @@ request_block_hasher}`.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from transformers import GenerationConfig
 from vllm import PoolingParams, SamplingParams
+from vllm.config import ModelConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.exceptions import VLLMValidationError
 from vllm.tasks import POOLING_TASKS, PoolingTask
@@ -21,7 +24,7 @@ from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.engine.core_client import InprocClient
 from vllm.v1.executor.abstract import Executor
 
-from antiphon.core.options import StageOptions
+from antiphon.core.options import PROMPT_EDGE, InEdge, StageOptions
 from antiphon.core.prompt_plan import PromptUpdate
 from antiphon.errors import InvalidRequestError, TopologyError
 from antiphon.pipeline.topology import StageKind
@@ -30,6 +33,7 @@ from antiphon.sched.mixin import StageSchedulerMixin
 from antiphon.sched.sessions import SessionUpdate
 from antiphon.stage.messages import Submit, Update
 from antiphon.stage.spec import StageSpec
+from antiphon.upstream.audio import AudioProcessor, HeardPrompt, hears
 from antiphon.upstream.kv_connector import connector_config
 
 
@@ -37,20 +41,27 @@ class StageEngine:
     """Builds the engine in its constructor; the calling thread steps it."""
 
     def __init__(self, spec: StageSpec) -> None:
+        inputs = spec.inputs
+        if spec.prompt_adapter is not None:
+            inputs += (InEdge(PROMPT_EDGE, spec.prompt_adapter),)
         options = StageOptions(
             spec.name,
             spec.connector,
-            spec.inputs,
+            inputs,
             spec.outputs,
             spec.atomic_inputs,
             spec.recomputes,
             spec.active_streams,
         )
+        own_config: dict[str, Any] = {}
+        if spec.hf_config is not None:
+            own_config["hf_overrides"] = _function(spec.hf_config)
         args = EngineArgs(
             model=spec.model,
             additional_config=options.to_config(),
             kv_transfer_config=connector_config() if spec.kv_connector else None,
             **spec.engine_args,
+            **own_config,
         )
         self.config = args.create_engine_config()
         if self.config.device_config.device_type == "cpu":
@@ -63,10 +74,13 @@ class StageEngine:
         self._generates = spec.kind is StageKind.AR
         self._core = self._client.engine_core
         model = self.config.model_config
-        self._generation_config = model.try_get_generation_config() if self._generates else {}
+        self._generation_config = _generation_config(model, spec) if self._generates else {}
         self._eos = self._generation_config.get("eos_token_id")
         self._task = None if self._generates else _pooling_task(self._client)
         self._arrival = 0.0
+        # Made here and not with the first clip: what is wrong with it is an error of the start.
+        hearing = self._generates and hears(self.config)
+        self._audio = AudioProcessor(self.config) if hearing else None
         # Edges whose adapters want tensors of every position.
         self._row_edges = frozenset(self.call_workers("stage_row_edges")[0])
         quiet = frozenset(self.call_workers("stage_quiet_edges")[0])
@@ -94,7 +108,24 @@ class StageEngine:
         """One engine step. Whatever the model raises comes out of here."""
         return self._client.get_output()
 
-    def add(self, submit: Submit, *, in_chunks: bool = False) -> None:
+    def prompt(self, submit: Submit) -> HeardPrompt:
+        """The request's prompt as the model sees it; of clips it blocks, see docs/audio.md.
+
+        Raises InvalidRequestError for clips that the stage cannot take, InputTooLongError and
+        AdapterError as `AudioProcessor.prompt`.
+        """
+        if not submit.audio:
+            return HeardPrompt(submit.token_ids, [])
+        if self._audio is None or not self._audio.max_clips:
+            raise InvalidRequestError(
+                "the stage takes no audio: its model has no input for it, or its engine arguments"
+                " rule it out (limit_mm_per_prompt, skip_tokenizer_init)"
+            )
+        with _refusals():
+            self._check_ids(submit.token_ids)
+            return self._audio.prompt(submit.token_ids, submit.audio)
+
+    def add(self, submit: Submit, prompt: HeardPrompt, *, in_chunks: bool = False) -> None:
         """Hand a request to upstream; `in_chunks`: its input is a stream.
 
         Raises InvalidRequestError for parameters that upstream refuses.
@@ -102,7 +133,7 @@ class StageEngine:
         with _refusals():
             sampling, pooling = self._params(submit)
             resumable = submit.session or (in_chunks and not self._generates)
-            self._client.add_request(self._request(submit, sampling, pooling, resumable))
+            self._client.add_request(self._request(submit, prompt, sampling, pooling, resumable))
             if submit.session:
                 self._sessions.open_session(submit.uid, submit.epoch)
 
@@ -167,6 +198,7 @@ class StageEngine:
     def _request(
         self,
         submit: Submit,
+        prompt: HeardPrompt,
         sampling: SamplingParams | None,
         pooling: PoolingParams | None,
         resumable: bool,
@@ -175,8 +207,8 @@ class StageEngine:
         self._arrival = max(time.time(), self._arrival + 1e-6)
         return EngineCoreRequest(
             request_id=submit.uid,
-            prompt_token_ids=submit.token_ids or [0],
-            mm_features=None,
+            prompt_token_ids=prompt.token_ids or [0],
+            mm_features=prompt.features or None,
             sampling_params=sampling,
             pooling_params=pooling,
             arrival_time=self._arrival,
@@ -202,13 +234,34 @@ class StageEngine:
         """Before a sleep: nothing runs, and whoever holds blocks computes them again."""
         self.scheduler.give_up_blocks()
         self._client.reset_prefix_cache(reset_running_requests=True)
+        self.forget_audio()
+
+    def forget_audio(self) -> None:
+        """Have what was heard be heard again: no embedding of a clip is kept.
+
+        After a failed step the scheduler counts on some that the worker has not got.
+        """
+        if self._audio is not None:
+            self._client.reset_encoder_cache()
 
     def call_workers(self, method: str, *args: object) -> list[Any]:
         """Call a worker's method on every rank; one answer per rank."""
         return self._client.collective_rpc(method, args=args)
 
     def shutdown(self) -> None:
+        if self._audio is not None:
+            self._audio.close()
         self._client.shutdown()
+
+
+def _function(target: str) -> Callable[..., Any]:
+    """The function that "module:function" names; of a module, so that it crosses processes."""
+    module, _, name = target.partition(":")
+    try:
+        found: Callable[..., Any] = vars(importlib.import_module(module))[name]
+    except (ImportError, KeyError) as error:
+        raise TopologyError(f"config {target!r} of a stage cannot be imported: {error}") from error
+    return found
 
 
 @contextlib.contextmanager
@@ -228,6 +281,18 @@ def _with_args(submit: Submit) -> Mapping[str, Any]:
         extra = dict(sampling.get("extra_args") or {})
         sampling["extra_args"] = {**submit.params, **extra}
     return sampling
+
+
+def _generation_config(model: ModelConfig, spec: StageSpec) -> dict[str, Any]:
+    """What is not transformers' default of how the model generates; its end token, above all.
+
+    A checkpoint's own file speaks of the whole. A stage that runs a part of it takes what the
+    part's configuration says.
+    """
+    if spec.hf_config is None:
+        return model.try_get_generation_config()
+    found: dict[str, Any] = GenerationConfig.from_model_config(model.hf_config).to_diff_dict()
+    return found
 
 
 def _pooling_task(client: InprocClient) -> PoolingTask:

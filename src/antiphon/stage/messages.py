@@ -15,6 +15,7 @@ from antiphon.core.gate import GateStatistics
 from antiphon.core.prompt_plan import UpdateKind
 from antiphon.errors import ErrorInfo
 from antiphon.payload.ref import Ref
+from antiphon.pipeline.audio import AudioClip
 from antiphon.sched.events import HandoffStatistics
 
 Scalar = bool | int | float | str
@@ -36,6 +37,7 @@ class Submit(msgspec.Struct, tag=True, frozen=True):
     priority: int = 0
     session: bool = False  # it rests at its end and goes on with `Update`
     epoch: int = 0  # number of the segment, or of the one that it consumes
+    audio: tuple[AudioClip, ...] = ()  # clips of the prompt, in the order of their tokens
 
 
 class Deliver(msgspec.Struct, tag=True, frozen=True):

@@ -1,7 +1,7 @@
 """From topology and filled deployment to what each stage needs to start.
 
-Imports neither vllm nor torch: classes are named, not imported, and the checkpoint's folder comes
-from the topology's own `model` function.
+Imports neither vllm nor torch: classes are named, not imported, and the checkpoint's folder is the
+one that the operator names, or comes from the topology's own `model` function.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from typing import Any, TypeVar
 
 from antiphon.core.options import ConnectorSpec, InEdge, OutEdge
 from antiphon.errors import TopologyError
+from antiphon.models.checkpoint import check_checkpoint
+from antiphon.models.hub import named_folder
+from antiphon.pipeline.audio import MAX_CLIPS
 from antiphon.pipeline.deployed import deployed, edge_limits, kv_settings
 from antiphon.pipeline.deployment import Deployment, StageDeployment
 from antiphon.pipeline.topology import Edge, EdgeMode, Stage, StageKind, Topology
@@ -41,6 +44,14 @@ WORKERS = {
     ("cpu", StageKind.GENERATION): "antiphon.worker.cpu.GenerationWorker",
     ("cuda", StageKind.AR): "antiphon.worker.cuda.ARWorker",
     ("cuda", StageKind.GENERATION): "antiphon.worker.cuda.GenerationWorker",
+}
+
+
+# Of stages that are given audio: upstream makes its processor of the checkpoint's tokenizer.
+HEARING = {
+    "skip_tokenizer_init": False,
+    "limit_mm_per_prompt": {"audio": MAX_CLIPS, "image": 0, "video": 0},
+    "mm_processor_cache_gb": 0.25,  # of host memory, twice; earlier turns come again
 }
 
 
@@ -74,8 +85,9 @@ def resolve_stages(
     """Everything that each wanted stage needs to start, by name; gets the models if need be.
 
     `deployment` comes from `fill_defaults`, `run` is the random token of this run. Blocks while
-    models are fetched. Raises ModelUnavailableError from the topology's model functions, and
-    TopologyError if one is not there or does not return a folder.
+    models are fetched. Raises ModelUnavailableError for a checkpoint that is not there or not what
+    its stage wants, and TopologyError if a topology's model function is not there or does not
+    return a folder.
     """
     topology = deployed(topology, deployment)
     stages = stages_wanted(topology, entries, modalities)
@@ -94,8 +106,9 @@ def resolve_stages(
         specs[stage.name] = StageSpec(
             name=stage.name,
             kind=stage.kind,
-            model=str(model_folder(stage, on_progress)),
-            engine_args=engine_args(stage, settings),
+            model=str(model_folder(stage, on_progress, deployment.model_of(stage.name))),
+            hf_config=stage.config,
+            engine_args=engine_args(stage, settings, hears=topology.hears(stage.name)),
             connector=connector,
             inputs=tuple(_in_edge(edge) for edge in given),
             outputs=tuple(_out_edge(edge, topology, deployment) for edge in taken),
@@ -149,8 +162,26 @@ def _out_edge(edge: Edge, topology: Topology, deployment: Deployment) -> OutEdge
     )
 
 
-def model_folder(stage: Stage, on_progress: Progress | None = None) -> Path:
-    """The folder of the stage's checkpoint, fetched by the topology's function if need be."""
+def model_folder(
+    stage: Stage, on_progress: Progress | None = None, given: str | None = None
+) -> Path:
+    """The folder of the stage's checkpoint, fetched if need be: what the operator has `given`, else
+    what the topology's function returns. Checked, if the stage says what it has to be.
+    """
+
+    def progress(phase: str, fraction: float | None = None) -> None:
+        if on_progress is not None:
+            share = "" if fraction is None else f" {fraction:.0%}"
+            on_progress(stage.name, f"{phase}{share}")
+
+    folder = _own_folder(stage, progress) if given is None else named_folder(given, progress)
+    if stage.model_type is not None or stage.weights:
+        check_checkpoint(folder, stage)
+    return folder
+
+
+def _own_folder(stage: Stage, progress: Callable[[str, float | None], None]) -> Path:
+    """What the topology's function returns."""
     module_name, _, attribute = stage.model.partition(":")
     try:
         source = vars(importlib.import_module(module_name))[attribute]
@@ -158,12 +189,6 @@ def model_folder(stage: Stage, on_progress: Progress | None = None) -> Path:
         raise TopologyError(
             f"model of stage {stage.name} is {stage.model!r}, which cannot be imported: {error}"
         ) from error
-
-    def progress(phase: str, fraction: float | None = None) -> None:
-        if on_progress is not None:
-            share = "" if fraction is None else f" {fraction:.0%}"
-            on_progress(stage.name, f"{phase}{share}")
-
     folder = source(progress)
     if not isinstance(folder, Path):
         raise TopologyError(
@@ -173,8 +198,11 @@ def model_folder(stage: Stage, on_progress: Progress | None = None) -> Path:
     return folder
 
 
-def engine_args(stage: Stage, settings: StageDeployment) -> dict[str, Any]:
-    """Keyword arguments of vLLM's EngineArgs, all but the model's path; plain data."""
+def engine_args(stage: Stage, settings: StageDeployment, *, hears: bool = False) -> dict[str, Any]:
+    """Keyword arguments of vLLM's EngineArgs, all but the model's path; plain data.
+
+    `hears`: the stage is given audio.
+    """
     overlap = _filled(settings.async_scheduling)
     args: dict[str, Any] = {
         "dtype": settings.dtype,
@@ -190,6 +218,8 @@ def engine_args(stage: Stage, settings: StageDeployment) -> dict[str, Any]:
     }
     if stage.kind is StageKind.GENERATION:
         args |= {"runner": "pooling", "enable_prefix_caching": False}
+    if hears:
+        args |= HEARING
     args |= settings.engine_args
     args |= {
         "scheduler_cls": SCHEDULERS[stage.kind, overlap],

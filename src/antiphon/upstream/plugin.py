@@ -12,6 +12,9 @@ import importlib
 FAMILIES = (
     "antiphon.models.voice.register:register_models",
     "antiphon.models.imagine.register:register_models",
+    "antiphon.models.codec_lm.register:register_models",
+    "antiphon.models.qwen3_omni.register:register_models",
+    "antiphon.models.qwen3_tts.register:register_models",
 )
 
 

@@ -40,6 +40,9 @@ class Capabilities:
     """Width of the decode rows that `RowConditioned.condition` takes. None: they are as wide as
     input embeddings and are added to them."""
 
+    integer_rows: bool = False
+    """Whether decode rows are integers, such as ids of a table of the model's own."""
+
     frame_size: int = 0
     """Codes of a frame, the sampled token included: the model is a `DecodeHook`. 0: it is none."""
 
@@ -66,8 +69,8 @@ class RowConditioned(Protocol):
     def condition(self, embeds: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Input embeddings [n, hidden] of output tokens with their rows [n, row_width].
 
-        `embeds` are those of the tokens, or of their frames for a `DecodeHook`. Rows that are of
-        floating point have the model's dtype.
+        `embeds` are those of the tokens, or of their frames for a `DecodeHook`. Rows of floating
+        point have the model's dtype.
         """
         ...
 

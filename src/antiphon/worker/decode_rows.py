@@ -1,13 +1,13 @@
-"""Conditioning rows at decode positions: output token r is computed with row r.
+"""Where a step computes output tokens, and the rows that condition their inputs.
 
-Rows are addressed by the output's index, never by a counter: decoding, a chunked replay and a
+Places are addressed by the output's index, never by a counter: decoding, a chunked replay and a
 resume after preemption are the same loop.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -16,50 +16,59 @@ import torch
 from antiphon.worker.inlets import DecodeRows
 
 Counts = npt.NDArray[np.integer]
+Condition = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Input embeddings [n, hidden] of output tokens, their rows [n, width] → the same, conditioned."""
 
 
-@runtime_checkable
-class RowConditioned(Protocol):
-    """A model that says itself how rows condition its inputs; without it they are added."""
+@dataclass(frozen=True, slots=True)
+class StepSpans:
+    """What a step computes, by request of the batch; views of upstream's buffers."""
 
-    row_width: int  # of the rows that it takes, which need not be that of its embeddings
+    uids: Sequence[str]
+    num_prompt: Counts  # prompt tokens
+    num_computed: Counts  # tokens computed before this step
+    offsets: Counts  # token rows at which each begins, and the end
 
-    def condition(self, embeds: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """Input embeddings [n, hidden] of output tokens with their rows [n, width]: [n, hidden]."""
-        ...
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A token row of the batch at which output token `index` of a request is computed."""
+
+    token: int
+    uid: str
+    index: int
 
 
-def decode_places(
-    uids: Sequence[str],
-    num_prompt: Counts,
-    num_computed: Counts,
-    offsets: Counts,
-    rows_of: Callable[[str], DecodeRows | None],
-) -> list[tuple[int, torch.Tensor]]:
-    """Where a step computes output tokens that have rows: (token row of the batch, row [width]).
-
-    By request of the batch: `num_prompt` tokens, `num_computed` before this step; `offsets` are the
-    token rows at which each begins, and the end.
-    """
+def output_places(spans: StepSpans, wanted: Callable[[str], bool]) -> list[Place]:
+    """The places of this step, for the requests that are `wanted`."""
     places = []
-    for index, uid in enumerate(uids):
-        if (kept := rows_of(uid)) is None:
+    for number, uid in enumerate(spans.uids):
+        if not wanted(uid):
             continue
-        start, stop = int(offsets[index]), int(offsets[index + 1])
-        prompt, first = int(num_prompt[index]), int(num_computed[index])
+        start, stop = int(spans.offsets[number]), int(spans.offsets[number + 1])
+        prompt, first = int(spans.num_prompt[number]), int(spans.num_computed[number])
         for position in range(max(first, prompt), first + stop - start):
-            row = kept.get(position - prompt)
-            if row is not None:
-                places.append((start + position - first, row))
+            places.append(Place(start + position - first, uid, position - prompt))
     return places
 
 
-def add_rows(model: object, embeds: torch.Tensor, places: list[tuple[int, torch.Tensor]]) -> None:
-    """Condition `embeds` [num_tokens, hidden] in place."""
-    if not places:
+def condition_rows(
+    embeds: torch.Tensor,
+    places: Sequence[Place],
+    rows_of: Callable[[str], DecodeRows | None],
+    condition: Condition | None,
+) -> None:
+    """Condition `embeds` [num_tokens, hidden] in place; without `condition`, rows are added."""
+    found = []
+    for place in places:
+        kept = rows_of(place.uid)
+        if kept is not None and (row := kept.get(place.index)) is not None:
+            found.append((place.token, row))
+    if not found:
         return
-    at = torch.tensor([token for token, _ in places], device=embeds.device)
-    rows = torch.stack([row for _, row in places]).to(embeds.device, embeds.dtype)
+    at = torch.tensor([token for token, _ in found], device=embeds.device)
+    rows = torch.stack([row for _, row in found]).to(embeds.device)
+    if rows.is_floating_point():
+        rows = rows.to(embeds.dtype)
     chosen = embeds[at]
-    made = model.condition(chosen, rows) if isinstance(model, RowConditioned) else chosen + rows
-    embeds[at] = made
+    embeds[at] = chosen + rows if condition is None else condition(chosen, rows)

@@ -15,8 +15,17 @@ from antiphon.connector.base import Connector
 from antiphon.core.tickets import Arrived, Fetch
 from antiphon.errors import AdapterError
 from antiphon.payload.adapters import Input, InputAdapter, InputAdapterFactory
+from antiphon.worker.capabilities import NOTHING, Capabilities
 from antiphon.worker.chunks import Chunks
 from antiphon.worker.kv_inlets import CacheInlets
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRows:
+    """What a prompt is made of in place of token ids."""
+
+    rows: torch.Tensor  # [num_tokens, width]
+    marks: torch.Tensor | None  # int64 [num_tokens, m]
 
 
 @dataclass(slots=True)
@@ -42,6 +51,8 @@ class Inlets:
     Every row is checked here: one of a wrong shape would break the step for all its requests.
     """
 
+    model: Capabilities = NOTHING  # what the model can do, once it has been loaded
+
     def __init__(
         self,
         connector: Connector,
@@ -52,10 +63,9 @@ class Inlets:
         self._connector = connector
         self._factories = factories
         self._embed_width = embed_width
-        self.row_width = embed_width  # of decode rows
         self._adapters: dict[str, InputAdapter] = {}
         self._failed: set[str] = set()  # what else comes for them is thrown away
-        self.prompt_rows: dict[str, torch.Tensor] = {}  # uid: [num_tokens, width]
+        self.prompt_rows: dict[str, PromptRows] = {}
         self.decode_rows: dict[str, DecodeRows] = {}
         self.caches = CacheInlets(cache_edges)
 
@@ -112,22 +122,44 @@ class Inlets:
 
     def _keep(self, uid: str, made: Input) -> None:
         if made.plan is not None and made.plan.rows_local:
-            if made.prompt_rows is None:
-                raise AdapterError("the plan says rows_local, but no prompt_rows came with it")
-            self._check(made.prompt_rows, len(made.plan.token_ids), self._embed_width)
-            self.prompt_rows[uid] = made.prompt_rows
-        elif made.prompt_rows is not None:
+            self.prompt_rows[uid] = self._prompt_rows(made, len(made.plan.token_ids))
+        elif made.prompt_rows is not None or made.prompt_marks is not None:
             raise AdapterError("prompt_rows came without a plan that says rows_local")
         if made.rows is None and made.padding is None:
             return
         kept = self.decode_rows.get(uid) or DecodeRows()
+        width = self._embed_width if self.model.row_width is None else self.model.row_width
         if made.rows is not None:
-            self._check(made.rows, None, self.row_width)
+            self._check_decode_rows(made.rows, None, width)
             kept.append(made.rows)
         if made.padding is not None:
-            self._check(made.padding, self.row_width)
+            self._check_decode_rows(made.padding, width)
             kept.padding = made.padding.clone()
         self.decode_rows[uid] = kept
+
+    def _prompt_rows(self, made: Input, count: int) -> PromptRows:
+        rows, marks = made.prompt_rows, made.prompt_marks
+        if rows is None:
+            raise AdapterError("the plan says rows_local, but no prompt_rows came with it")
+        own = self.model.prompt_width
+        self._check(rows, count, self._embed_width if own is None else own)
+        if marks is None:
+            return PromptRows(rows, None)
+        if own is None:
+            raise AdapterError(
+                "prompt_marks came for a model that embeds no prompts; return no marks, or set"
+                " prompt_width in the model's capabilities"
+            )
+        if marks.is_floating_point() or marks.is_complex():
+            raise AdapterError(f"prompt_marks are {marks.dtype}; they must be integers")
+        self._check(marks, count, None)
+        return PromptRows(rows, marks.long())
+
+    def _check_decode_rows(self, rows: torch.Tensor, *shape: int | None) -> None:
+        self._check(rows, *shape)
+        if rows.is_floating_point() is self.model.integer_rows:
+            wanted = "integers" if self.model.integer_rows else "of floating point"
+            raise AdapterError(f"decode rows are {rows.dtype}; the model wants {wanted}")
 
     def _check(self, rows: torch.Tensor, *shape: int | None) -> None:
         """Raise AdapterError for rows of another shape; None stands for any length."""

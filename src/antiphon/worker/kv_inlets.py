@@ -32,6 +32,8 @@ class CacheInlets:
     def read(self, ref: Ref, chunks: Chunks) -> Payload:
         """The payload of a ref that brings something; a cache in it has been checked.
 
+        A ref without a key brings token ids: a caller's prompt, or what a lost cache covers.
+
         Where a cache is lost or cannot be used and its token ids are known, they are all that there
         is: the consumer computes it itself. Raises ConnectorError or PayloadError otherwise.
         """
@@ -83,5 +85,5 @@ class CacheInlets:
             raise PayloadError("The cache is given by blocks; this stage's model needs positions.")
 
     def _lost(self, ref: Ref) -> Payload:
-        self.recomputed += 1
+        self.recomputed += ref.edge in self._edges
         return Payload({}, token_ids=ref.token_ids)

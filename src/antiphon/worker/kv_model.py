@@ -3,42 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from antiphon.payload.kv import KeysValues, KvMetadata, KvSnapshot, keys_and_values
-
-PastKeyValues = list[list[KeysValues] | None]
-"""By request of the batch, by layer: keys and values, each [length, num_kv_heads, head_size]."""
-
-
-@runtime_checkable
-class CacheConditioned(Protocol):
-    """A model whose `forward` takes two more arguments: what its requests attend to.
-
-    `past_key_values`: of each request of the batch, in its order, the keys and values of each layer
-    in the order of `KvMetadata.layers`, None for a request without a cache. They have the dtype of
-    the producer's cache, are on the model's device, and must not be written to: companions share
-    them. `kv_metadata`: a `KvMetadata` or None for each. Neither is given in upstream's trial runs.
-    """
-
-    attends_to_caches: bool
-
-    def forward(
-        self,
-        *args: Any,
-        past_key_values: PastKeyValues | None = None,
-        kv_metadata: list[KvMetadata | None] | None = None,
-        **kwargs: Any,
-    ) -> Any: ...
-
-
-def attends_to_caches(model: object) -> bool:
-    """Whether this model is given caches; to be asked once, when it has been loaded."""
-    return isinstance(model, CacheConditioned) and model.attends_to_caches
+from antiphon.worker.capabilities import PastKeyValues
 
 
 class GivenCaches:

@@ -2,50 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from vllm.config import VllmConfig
+from vllm.model_executor.model_loader.utils import get_model_cls
+from vllm.model_executor.models.interfaces import supports_eagle3
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.kv_cache_interface import KVCacheConfig
-from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
+from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput, SamplerOutput
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from antiphon.connector.registry import make_connector
 from antiphon.core.options import StageOptions
-from antiphon.errors import DeploymentError, KVTransferError, TopologyError
+from antiphon.errors import AntiphonError, TopologyError
 from antiphon.upstream.envelopes import NewsOnArrival, with_news, work_of
 from antiphon.upstream.generators import RewindGenerator, seeded
-from antiphon.upstream.kv_connector import CacheLoad, engine_key, register_loader, unregister_loader
-from antiphon.worker.decode_rows import RowConditioned, add_rows, decode_places
+from antiphon.worker.capabilities import capabilities_of
+from antiphon.worker.decode_rows import StepSpans
 from antiphon.worker.device import ops_for
-from antiphon.worker.fingerprint import model_fingerprint
-from antiphon.worker.kv_cache import KvCaches
-from antiphon.worker.kv_model import GivenCaches, attends_to_caches
-from antiphon.worker.kv_setup import make_caches
+from antiphon.worker.frame_sampling import FrameSampling
+from antiphon.worker.frames import Frames, FrameTable
+from antiphon.worker.kv_runner import CacheRunnerMixin, check_workers
 from antiphon.worker.materialise import StepRow, materialise
+from antiphon.worker.model_inputs import ModelInputs
 from antiphon.worker.side_outputs import OutputTap
 from antiphon.worker.stage_io import StageIO
+from antiphon.worker.step_outputs import StepOutputs
 
 
-class StageRunnerMixin(GPUModelRunner):
+class StageRunnerMixin(CacheRunnerMixin):
     """Carries out a stage's orders around upstream's steps, and collects what edges want.
 
     Works for both runners: vLLM's CPU runner is a subclass of its GPU runner.
     """
-
-    io: StageIO | None = None
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         super().__init__(vllm_config, device)
         self.device_ops = ops_for(device)
         self._tap: OutputTap | None = None
         self._untapped: Any = None
-        self.stage_caches: KvCaches | None = None
-        self._given: GivenCaches | None = None
+        self._inputs: ModelInputs | None = None
+        self._frames: Frames | None = None
+        self._sampling: Any = None  # the state of a step between its forward and its sampling
         options = self._options = StageOptions.from_config(vllm_config.additional_config)
         if options is not None:
             check_workers(options, vllm_config.parallel_config.world_size)
@@ -55,17 +56,37 @@ class StageRunnerMixin(GPUModelRunner):
             connector = make_connector(spec.kind, spec.run, spec.max_bytes)
             width = model.get_inputs_embeds_size() if takes_rows(vllm_config) else None
             self.io = StageIO(options, model.model, connector, embed_width=width)
+        self._outputs = StepOutputs(() if self.io is None else self.io.side_outputs)
+        if self._outputs.layers:
+            # Upstream's own interface for EAGLE-3: it then returns them beside the hidden states.
+            check_layers(vllm_config, self._outputs.layers)
+            self.use_aux_hidden_state_outputs = True
+
+    def _get_eagle3_aux_layers_from_config(self) -> tuple[int, ...] | None:
+        return self._outputs.layers or super()._get_eagle3_aux_layers_from_config()
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         super().load_model(*args, **kwargs)
         if self.io is None:
             return
         model = super().get_model()
-        if isinstance(model, RowConditioned):
-            self.io.take_rows(model.row_width)
-        if self.is_pooling_model and self._cache_inputs:
-            self._given = self._given_caches(model, self.io)
-        if self.io.side_outputs:
+        can = capabilities_of(model)
+        self.io.attach_model(can)
+        if can.frame_size:
+            if not takes_rows(self.vllm_config):
+                raise TopologyError(
+                    f"{type(model).__name__} makes frames, which are its inputs in place of tokens;"
+                    f" set enable_prompt_embeds in its engine arguments, and give it one worker"
+                )
+            slots, length = self.max_num_reqs, self.max_model_len
+            table = FrameTable(slots, length, can.frame_size, self.device)
+            hook: Any = model  # its methods have been looked for
+            self._frames = Frames(hook, table, can.frame_size)
+        if takes_rows(self.vllm_config):
+            width, dtype = self.inputs_embeds_size, self.inputs_embeds.gpu.dtype
+            self._inputs = ModelInputs(model, can, (width, dtype), self._frames)
+        self._give_caches(model, self.io, attends=can.attends_to_caches)
+        if self._outputs.of_model:
             self._untapped = model
             self._tap = OutputTap(self.model)
             self.model = self._tap
@@ -73,93 +94,35 @@ class StageRunnerMixin(GPUModelRunner):
     def get_model(self) -> Any:
         return super().get_model() if self._tap is None else self._untapped
 
-    # --- caches of other stages ---------------------------------------------------------------
-
-    def initialize_kv_cache(
-        self,
-        kv_cache_config: KVCacheConfig,
-        is_profiling: bool = False,
-        kv_cache_allocation_context: AbstractContextManager[Any] | None = None,
-    ) -> None:
-        super().initialize_kv_cache(
-            kv_cache_config, is_profiling, kv_cache_allocation_context=kv_cache_allocation_context
-        )
-        options = self._options
-        if is_profiling or self.io is None or options is None or self.is_pooling_model:
-            return
-        takes = bool(self._cache_inputs)
-        if not takes and all(edge.kv is None for edge in options.outputs):
-            return
-        layers, dtype = self.compilation_config.static_forward_context, self.dtype
-        assert isinstance(dtype, torch.dtype)  # noqa: S101  upstream has resolved its name
-        self.stage_caches = make_caches(
-            kv_cache_config, layers, self.device_ops, dtype, self._fingerprint
-        )
-        self.io.attach_caches(self.stage_caches)
-        if takes:
-            register_loader(engine_key(options), self._load_caches)
-
-    def _fingerprint(self) -> str:
-        """Of the weights, as far as they decide what lies in a cache."""
-        model, load = self.model_config, self.vllm_config.load_config
-        drawn = model.seed if load.load_format == "dummy" else None
-        config = model.hf_config.to_dict()
-        return model_fingerprint(model.model, config, model.revision, model.quantization, drawn)
-
-    def close_stage(self) -> None:
-        """Release what this stage has registered and stored."""
-        if self.io is None:
-            return
-        self.io.connector.close()
-        if self._options is not None and self.stage_caches is not None and self._cache_inputs:
-            unregister_loader(engine_key(self._options))
-
-    @property
-    def _cache_inputs(self) -> list[str]:
-        """Incoming edges that bring caches."""
-        return [] if self._options is None else [e.name for e in self._options.inputs if e.kv]
-
-    def _load_caches(self, loads: Sequence[CacheLoad]) -> None:
-        """Called by vLLM's connector before the forward that needs them."""
-        assert self.io is not None  # noqa: S101  it has been registered with both
-        assert self.stage_caches is not None  # noqa: S101
-        for load in loads:
-            cache = self.io.take_cache(load.uid)
-            if load.first >= load.stop:
-                continue  # the engine's own prefix cache has it all
-            if cache is None:
-                raise KVTransferError(f"the cache of request {load.uid} is not there to be loaded")
-            self.stage_caches.load(cache, load.block_ids, load.first, load.stop)
-
-    def _given_caches(self, model: object, io: StageIO) -> GivenCaches:
-        if not attends_to_caches(model):
-            edges = ", ".join(f"'{name}'" for name in self._cache_inputs)
-            raise TopologyError(
-                f"Edge {edges} brings KV caches, but {type(model).__name__} does not say that it"
-                f" attends to any; set `attends_to_caches = True` on the model, or take kv out of"
-                f" the edge."
-            )
-        return GivenCaches(self.device, io.cache)
-
-    def _model_forward(self, *args: Any, **kwargs: Any) -> Any:
-        if self._given is not None:
-            kwargs |= self._given.arguments(self.input_batch.req_ids, self.query_start_loc.np)
-        return super()._model_forward(*args, **kwargs)
-
     # --- per request --------------------------------------------------------------------------
 
     def _update_states(self, scheduler_output: SchedulerOutput) -> Any:
         for new in scheduler_output.scheduled_new_reqs:
-            rows = None if self.io is None else self.io.prompt_rows(new.req_id)
-            if rows is not None:
-                new.prompt_embeds = rows.to(self.dtype)
-                new.prompt_token_ids = None
-            if (known := self.requests.get(new.req_id)) is not None:
+            uid, params = new.req_id, new.sampling_params
+            prompt = None if self.io is None else self.io.prompt_rows(uid)
+            if prompt is not None and self._inputs is not None:
+                rows, error = self._inputs.embed_prompt(prompt, self.device)
+                new.prompt_embeds, new.prompt_token_ids = rows, None
+                self._fail(uid, error)
+            if self._frames is not None:
+                self._begin_frames(self._frames, uid, params)
+            if (known := self.requests.get(uid)) is not None:
                 # A session's next segment: upstream takes its parameters, but not its seed.
-                params = new.sampling_params
                 seed = None if params is None else params.seed
                 known.generator = None if seed is None else self._generator(seed)
         return super()._update_states(scheduler_output)
+
+    def _begin_frames(self, frames: Frames, uid: str, params: Any) -> None:
+        try:
+            sampling = FrameSampling.of(uid, params)
+        except AntiphonError as error:
+            sampling = FrameSampling()
+            self._fail(uid, error)
+        frames.add(uid, sampling)
+
+    def _fail(self, uid: str, error: AntiphonError | None) -> None:
+        if error is not None and self.io is not None:
+            self.io.fail(uid, error)
 
     def _generator(self, seed: int) -> torch.Generator:
         """What a seeded request samples with."""
@@ -173,6 +136,8 @@ class StageRunnerMixin(GPUModelRunner):
             self.io.removed(req_id)
         if self._given is not None:
             self._given.drop(req_id)
+        if self._frames is not None:
+            self._frames.drop(req_id)
 
     # --- the step -----------------------------------------------------------------------------
 
@@ -182,14 +147,47 @@ class StageRunnerMixin(GPUModelRunner):
         return self._with_news(super().execute_model(scheduler_output, *args, **kwargs))
 
     def sample_tokens(self, grammar_output: Any) -> Any:  # type: ignore[override]
+        wanted = self.io is not None and self.io.wants_rows
+        self._sampling = self.execute_model_state if wanted or self._frames is not None else None
         try:
-            if self.io is not None and self.io.wants_rows and self.execute_model_state is not None:
-                self._collect_rows(self.execute_model_state)
             return self._with_news(super().sample_tokens(grammar_output))
         except BaseException:
             # The host ends the step's requests and goes on: leave no half-finished step behind.
             self.execute_model_state = None
             raise
+        finally:
+            self._sampling = None
+
+    def _sample(self, *args: Any, **kwargs: Any) -> SamplerOutput:
+        sampled = super()._sample(*args, **kwargs)
+        if self._sampling is not None:
+            # Before upstream's bookkeeping moves positions on.
+            if self._frames is not None:
+                self._make_frames(self._frames, self._sampling, sampled.sampled_token_ids)
+            self._collect_rows(self._sampling)
+        return sampled
+
+    def _make_frames(self, frames: Frames, state: Any, token_ids: torch.Tensor) -> None:
+        """Of the tokens that have just been sampled, [num_requests, 1]; partial prefills have
+        none.
+        """
+        spans, whole = self._spans, np.flatnonzero(~self._partial)
+        indices = spans.num_computed + np.diff(spans.offsets) - spans.num_prompt
+        places = [(spans.uids[number], int(indices[number])) for number in whole]
+        rows = torch.from_numpy(whole).to(token_ids.device)
+        frames.make(places, state.sample_hidden_states[rows], token_ids[rows, 0].long())
+
+    @property
+    def _spans(self) -> StepSpans:
+        batch, count = self.input_batch, self.input_batch.num_reqs
+        prompt, computed = batch.num_prompt_tokens[:count], batch.num_computed_tokens_cpu[:count]
+        return StepSpans(batch.req_ids, prompt, computed, self.query_start_loc.np[: count + 1])
+
+    @property
+    def _partial(self) -> npt.NDArray[np.bool_]:
+        """By request of the batch: whether the step ends inside its prompt, and samples nothing."""
+        partial: npt.NDArray[np.bool_] = self.discard_request_mask.np[: self.input_batch.num_reqs]
+        return partial
 
     def _with_news(self, output: Any) -> Any:
         if self.io is None or output is None:
@@ -203,56 +201,73 @@ class StageRunnerMixin(GPUModelRunner):
 
     def _preprocess(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
         result = super()._preprocess(scheduler_output, *args, **kwargs)
-        if self.io is not None and self.io.has_decode_rows:
-            embeds = result[1]
-            assert embeds is not None  # noqa: S101  rows are refused where there are none
-            batch = self.input_batch
-            places = decode_places(
-                batch.req_ids,
-                batch.num_prompt_tokens,
-                batch.num_computed_tokens_cpu,
-                self.query_start_loc.np,
-                self.io.decode_rows,
-            )
-            add_rows(self.get_model(), embeds, places)
+        if self._inputs is None or self.io is None:
+            return result
+        if self._frames is not None or self.io.has_decode_rows:
+            assert result[1] is not None  # noqa: S101  the model is given embeddings
+            self._inputs.overlay(result[1], self._spans, self.io.decode_rows)
         return result
 
     def _collect_rows(self, state: Any) -> None:
-        """Copy what live requests want before upstream's bookkeeping moves positions on."""
-        io, batch = self.io, self.input_batch
-        assert io is not None  # noqa: S101  the caller checked
-        offsets = self.query_start_loc.np
-        wanted = []
-        for index, uid in enumerate(batch.req_ids):
+        """Copy what live requests want."""
+        io = self.io
+        if io is None or not io.wants_rows:
+            return
+        spans, wanted = self._spans, []
+        for index, uid in enumerate(spans.uids):
             if (log := io.row_log(uid)) is not None:
-                start, stop = int(offsets[index]), int(offsets[index + 1])
-                position = int(batch.num_computed_tokens_cpu[index])
-                wanted.append(StepRow(log, index, start, stop, position))
+                start, stop = int(spans.offsets[index]), int(spans.offsets[index + 1])
+                wanted.append(StepRow(log, index, start, stop, int(spans.num_computed[index])))
         if not wanted:
             return
-        side = {} if self._tap is None else self._tap.take()
-        num_requests = len(batch.req_ids)
+        side = {} if self._tap is None else dict(self._tap.take())
+        side |= self._outputs.fields(
+            len(state.hidden_states),
+            self.input_ids.gpu,
+            state.aux_hidden_states,
+            self._frame_rows(wanted, spans, len(state.hidden_states)),
+        )
+        num_requests = len(spans.uids)
         failed = materialise(self.device_ops, wanted, state.hidden_states, side, num_requests)
         for want, error in failed:
-            io.fail(batch.req_ids[want.index], error)
+            io.fail(spans.uids[want.index], error)
 
-
-def check_workers(options: StageOptions, world_size: int) -> None:
-    """Raise DeploymentError if the stage hands caches over and each worker has only a part."""
-    edges = [e.name for e in options.outputs if e.kv is not None]
-    edges += [e.name for e in options.inputs if e.kv]
-    if edges and world_size > 1:
-        raise DeploymentError(
-            f"Stage '{options.stage}' has the kv edge '{edges[0]}' and {world_size} workers, each"
-            f" with a part of the KV cache; set tensor_parallel_size and pipeline_parallel_size"
-            f" to 1."
-        )
+    def _frame_rows(
+        self, wanted: list[StepRow], spans: StepSpans, num_tokens: int
+    ) -> torch.Tensor | None:
+        """The frame of the token that follows each position, where it is known."""
+        if self._frames is None or not self._outputs.frames:
+            return None
+        known, partial = [], self._partial
+        for want in wanted:
+            uid, prompt = spans.uids[want.index], int(spans.num_prompt[want.index])
+            first = want.first_position - want.start + 1 - prompt  # output index of token row 0
+            stop = want.stop - int(partial[want.index])  # what follows the last is not known yet
+            known += [(uid, row, first + row) for row in range(max(want.start, -first), stop)]
+        return self._frames.rows(known, num_tokens)
 
 
 def takes_rows(config: VllmConfig) -> bool:
     """Whether rows can reach the model: its peers are given none, drafts are verified without."""
     alone = config.parallel_config.world_size == 1 and config.speculative_config is None
     return alone and bool(config.model_config.enable_prompt_embeds)
+
+
+def check_layers(config: VllmConfig, layers: tuple[int, ...]) -> None:
+    """Raise TopologyError if the stage's model cannot give hidden states after these layers."""
+    model, total = (
+        get_model_cls(config.model_config),
+        config.model_config.get_total_num_hidden_layers(),
+    )
+    if not supports_eagle3(model):
+        raise TopologyError(
+            f"an edge wants hidden states after layers {list(layers)}, and {model.__name__} does"
+            f" not support vLLM's auxiliary hidden states (SupportsEagle3)"
+        )
+    if layers[-1] > total:
+        raise TopologyError(f"an edge wants hidden states after layer {layers[-1]} of {total}")
+    if config.speculative_config is not None:
+        raise TopologyError("an edge wants hidden states, which drafts of this stage use already")
 
 
 class CpuStageRunner(StageRunnerMixin, CPUModelRunner):
@@ -271,7 +286,7 @@ class CpuStageRunner(StageRunnerMixin, CPUModelRunner):
     def _generator(self, seed: int) -> torch.Generator:
         return seeded(seed)
 
-    def _sample(self, *args: Any, **kwargs: Any) -> Any:
+    def _sample(self, *args: Any, **kwargs: Any) -> SamplerOutput:
         for generator in self.input_batch.generators.values():
             if isinstance(generator, RewindGenerator):
                 generator.mark()

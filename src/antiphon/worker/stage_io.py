@@ -15,8 +15,6 @@ from dataclasses import replace
 from functools import partial
 from typing import ParamSpec
 
-import torch
-
 from antiphon.connector.base import Connector
 from antiphon.core.options import StageOptions
 from antiphon.core.retry import RetryPolicy
@@ -24,9 +22,10 @@ from antiphon.core.tickets import Accepted, Ended, Fetch, StageNews, StageWork, 
 from antiphon.errors import AntiphonError
 from antiphon.payload.adapters import StepRows
 from antiphon.payload.kv import KvSnapshot
+from antiphon.worker.capabilities import Capabilities
 from antiphon.worker.chunks import Chunks
 from antiphon.worker.guard import raised
-from antiphon.worker.inlets import DecodeRows, Inlets
+from antiphon.worker.inlets import DecodeRows, Inlets, PromptRows
 from antiphon.worker.kv_cache import KvCaches, KvCopy
 from antiphon.worker.kv_sender import KvSender
 from antiphon.worker.load import input_factories, output_factories
@@ -126,8 +125,8 @@ class StageIO:
         """End this request: its outputs of a step could not be had."""
         self._orders.append(partial(self._fail, uid, error))
 
-    def prompt_rows(self, uid: str) -> torch.Tensor | None:
-        """Embedding rows of a planned prompt, [n, width]; kept until the request is removed."""
+    def prompt_rows(self, uid: str) -> PromptRows | None:
+        """What a planned prompt is made of; kept until the request is removed."""
         return self._inlets.prompt_rows.get(uid)
 
     def decode_rows(self, uid: str) -> DecodeRows | None:
@@ -152,9 +151,9 @@ class StageIO:
         """Whether any request has such rows."""
         return bool(self._inlets.decode_rows)
 
-    def take_rows(self, width: int) -> None:
-        """The model wants decode rows of this width, which need not be that of its embeddings."""
-        self._inlets.row_width = width
+    def attach_model(self, capabilities: Capabilities) -> None:
+        """The model has been loaded: rows that arrive are checked against what it can do."""
+        self._inlets.model = capabilities
 
     def attach_caches(self, caches: KvCaches) -> None:
         """The engine's cache has been made: caches can leave now, and its requests take them in."""

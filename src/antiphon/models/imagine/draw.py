@@ -22,7 +22,7 @@ from vllm.v1.pool.metadata import PoolingMetadata
 from antiphon.models.imagine.draw_config import DrawConfig
 from antiphon.models.imagine.network import DrawNetwork
 from antiphon.payload.kv import KvMetadata
-from antiphon.worker.kv_model import PastKeyValues
+from antiphon.worker.capabilities import Capabilities, PastKeyValues
 
 
 class PicturePooler(Pooler):
@@ -48,7 +48,7 @@ class Draw(nn.Module, IsAttentionFree):
     """The model that vLLM loads; see the module's docstring."""
 
     is_pooling_model = True
-    attends_to_caches: bool = True  # see antiphon.worker.kv_model
+    capabilities = Capabilities(attends_to_caches=True)
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()

@@ -1,0 +1,80 @@
+"""Deployments out of YAML files and plain data; each mistake is named by its key's path."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import msgspec.yaml
+
+from antiphon.errors import DeploymentError
+from antiphon.pipeline.deployment import (
+    ALL_STAGES,
+    Deployment,
+    EdgeDeployment,
+    StageDeployment,
+)
+from antiphon.pipeline.suggest import did_you_mean
+
+
+def load_deployment(path: str | Path) -> Deployment:
+    """The deployment in a YAML file. Raises DeploymentError, naming the file and the key."""
+    try:
+        data = msgspec.yaml.decode(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DeploymentError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise DeploymentError(f"{path}: is not UTF-8 text") from None
+    except msgspec.DecodeError as error:
+        reason = " ".join(str(error).split())
+        raise DeploymentError(f"{path}: is not valid YAML: {reason}") from None
+    try:
+        return parse_deployment({} if data is None else data)
+    except DeploymentError as error:
+        raise DeploymentError(f"{path}: {error}") from None
+
+
+def parse_deployment(data: object) -> Deployment:
+    """A deployment from plain data. Raises DeploymentError, starting with the key's path."""
+    if not isinstance(data, dict):
+        raise DeploymentError(f"expected keys and values, got {type(data).__name__}")
+    stages = _convert_each(data, "stages", StageDeployment)
+    edges = _convert_each(data, "edges", EdgeDeployment)
+    data = {**data, "stages": stages, "edges": edges}
+    if isinstance(models := data.get("models"), str):
+        data["models"] = {ALL_STAGES: models}
+    return _convert(data, Deployment, "")
+
+
+S = TypeVar("S", StageDeployment, EdgeDeployment, Deployment)
+
+
+def _convert_each(data: dict[Any, Any], key: str, struct: type[S]) -> dict[str, S]:
+    """The structs by name under `key`."""
+    raw = data.get(key, {})
+    if not isinstance(raw, dict):
+        what = key.removesuffix("s")
+        raise DeploymentError(f"{key}: expected {what} names, got {type(raw).__name__}")
+    return {str(name): _convert(value, struct, f"{key}.{name}.") for name, value in raw.items()}
+
+
+def _convert(data: object, struct: type[S], path: str) -> S:
+    """`data` as `struct`, one key at a time so that an error can name the key that is wrong."""
+    if not isinstance(data, dict):
+        where = path.rstrip(".") or "deployment"
+        raise DeploymentError(f"{where}: expected keys and values, got {type(data).__name__}")
+    types = {field.name: field.type for field in msgspec.structs.fields(struct)}
+    values = {}
+    for key, value in data.items():
+        if key not in types:
+            raise DeploymentError(f"{path}{key}: unknown key{did_you_mean(str(key), types)}")
+        try:
+            values[key] = msgspec.convert(value, types[key])
+        except msgspec.ValidationError as error:
+            reason = str(error).replace("`", "")
+            raise DeploymentError(f"{path}{key}: {reason[:1].lower()}{reason[1:]}") from None
+    try:
+        return struct(**values)
+    except DeploymentError as error:
+        raise DeploymentError(f"{path}{error}") from None

@@ -1,0 +1,57 @@
+"""Side outputs that the runner itself provides, for any model: token ids, hidden states after given
+layers, frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+
+from antiphon.errors import TopologyError
+from antiphon.payload.adapters import FRAMES, INPUT_IDS, layer_output
+from antiphon.payload.types import Field, per_token
+
+_LAYER = layer_output(0).removesuffix("0")
+
+
+class StepOutputs:
+    """Which of them a stage's edges want. Raises TopologyError for a layer that is no number."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        wanted = frozenset(names)
+        self.input_ids = INPUT_IDS in wanted
+        self.frames = FRAMES in wanted
+        layers = {name for name in wanted if name.startswith(_LAYER)}
+        self.layers = tuple(sorted(_layer(name) for name in layers))
+        self.of_model = wanted - layers - {INPUT_IDS, FRAMES}
+        """Names of those that the model's forward has to return."""
+
+    def fields(
+        self,
+        num_tokens: int,
+        input_ids: torch.Tensor,
+        layers: Sequence[torch.Tensor] | None,
+        frames: torch.Tensor | None,
+    ) -> Mapping[str, Field]:
+        """Those of a step. `input_ids` [at least num_tokens]; `layers` [num_tokens, hidden] in the
+        order of `self.layers`; `frames` [num_tokens, frame_size] or None.
+        """
+        made = {}
+        if self.input_ids:
+            made[INPUT_IDS] = per_token(input_ids[:num_tokens].long())
+        if self.layers and layers is not None:
+            names = map(layer_output, self.layers)
+            made |= {name: per_token(rows) for name, rows in zip(names, layers, strict=True)}
+        if frames is not None:
+            made[FRAMES] = per_token(frames)
+        return made
+
+
+def _layer(name: str) -> int:
+    number = name.removeprefix(_LAYER)
+    if not number.isdecimal():
+        raise TopologyError(
+            f"side output '{name}' names no layer; use antiphon.payload.adapters.layer_output"
+        )
+    return int(number)
