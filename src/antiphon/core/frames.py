@@ -14,7 +14,7 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from antiphon.core.options import Scalar
 from antiphon.errors import TopologyError
@@ -186,6 +186,26 @@ class FrameChunker:
     def _chunk_size(self) -> int:
         grown = self._framing.initial * self._framing.ramp**self._chunk
         return math.ceil(min(self._framing.steady, grown))
+
+
+class CodeChunker(Protocol[Frame]):
+    """What cuts a request's codec frames into windows, as output adapters use it.
+
+    `FrameWindows` serves every codec that is decoded window by window; one that needs more than
+    frames and their context brings its own.
+    """
+
+    def push(self, frames: Sequence[Frame]) -> list[tuple[Window, list[Frame]]]:
+        """More frames. Returns each window that is complete now, with its frames."""
+        ...
+
+    def flush(self) -> list[tuple[Window, list[Frame]]]:
+        """No more frames will come. Returns what is left; nothing is held afterwards."""
+        ...
+
+    def __len__(self) -> int:
+        """How many frames are held."""
+        ...
 
 
 class FrameWindows(Generic[Frame]):
