@@ -66,6 +66,33 @@ def test_printed_configuration_can_be_deployed(antiphon: Antiphon, workplace: Pa
     assert second.stdout == first.stdout
 
 
+def test_models_on_the_command_line(antiphon: Antiphon, workplace: Path) -> None:
+    """They win over the file's, in any command that starts a pipeline."""
+    (workplace / "d.yaml").write_text("pipeline: sample\nmodels: {thinker: /old, talker: /kept}\n")
+    given = ("--deployment", "d.yaml", "--model", "thinker=/a=b", "--print-config")
+    printed = antiphon("chat", *given)
+    models = msgspec.yaml.decode(printed.stdout)["deployment"]["models"]
+    assert models == {"thinker": "/a=b", "talker": "/kept"}
+    whole = antiphon("say", "hi", "--out", "x", *given, "--model", "./a=b")
+    models = msgspec.yaml.decode(whole.stdout)["deployment"]["models"]
+    assert models == {"*": "./a=b", "thinker": "/a=b"}
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("taker=/a", "models.taker: pipeline sample has no such stage; did you mean talker?"),
+        ("talker=", "argument --model: 'talker=' names no folder; see antiphon chat --help"),
+        ("./none", "./none is not a folder: give the folder of a checkpoint"),
+    ],
+)
+def test_wrong_model_on_the_command_line(antiphon: Antiphon, model: str, message: str) -> None:
+    done = antiphon("chat", "hi", "--pipeline", "sample", "--model", model)
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert done.returncode == 2
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

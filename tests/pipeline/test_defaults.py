@@ -9,12 +9,8 @@ import pytest
 from antiphon.core.budget import EdgeLimits
 from antiphon.errors import DeploymentError, SettingError
 from antiphon.pipeline.defaults import fill_defaults
-from antiphon.pipeline.deployment import (
-    Deployment,
-    EdgeDeployment,
-    StageDeployment,
-    parse_deployment,
-)
+from antiphon.pipeline.deployment import Deployment, EdgeDeployment, StageDeployment
+from antiphon.pipeline.deployment_file import parse_deployment
 from antiphon.pipeline.printing import config_yaml
 from sample_pipeline import TOPOLOGY
 

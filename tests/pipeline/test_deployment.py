@@ -19,13 +19,8 @@ from antiphon.core.budget import EdgeLimits
 from antiphon.errors import DeploymentError
 from antiphon.pipeline import deployment as module
 from antiphon.pipeline import docs
-from antiphon.pipeline.deployment import (
-    Deployment,
-    EdgeDeployment,
-    StageDeployment,
-    load_deployment,
-    parse_deployment,
-)
+from antiphon.pipeline.deployment import Deployment, EdgeDeployment, StageDeployment
+from antiphon.pipeline.deployment_file import load_deployment, parse_deployment
 from antiphon.pipeline.values import parse_bytes
 from sample_pipeline import TOPOLOGY
 
@@ -67,6 +62,10 @@ WRONG = {
     "edges: {codes: {options: {first: [1]}}}": "edges.codes.options: expected",
     "edges: {codes: stream}": "edges.codes: expected keys and values, got str",
     "edges: codes": "edges: expected edge names, got str",
+    "models: 3": "models: expected object",
+    "models: {talker: 3}": "models: expected str",
+    "models: {talker: ' '}": "models.talker: names nothing; give a folder",
+    "models: ''": "models.*: names nothing; give a folder",
     "connector: tcp": "connector: 'tcp' is neither a connector nor a class",
     "connector: shn": (
         "connector: 'shn' is neither a connector nor a class written as package.module:Class;"
@@ -157,6 +156,42 @@ def test_unknown_edge_gets_the_nearest() -> None:
     given = Deployment(pipeline="sample", edges={"code": EdgeDeployment()})
     with pytest.raises(DeploymentError, match=r"edges\.code: .*no such edge; did you mean codes\?"):
         given.check_names(TOPOLOGY)
+
+
+def test_model_of_an_unknown_stage_gets_the_nearest() -> None:
+    given = Deployment(pipeline="sample", models={"*": "/a", "taker": "/b"})
+    with pytest.raises(DeploymentError, match=r"models\.taker: .*no such stage; did you mean talk"):
+        given.check_names(TOPOLOGY)
+
+
+def test_models_of_stages_and_of_all_others(tmp_path: Path) -> None:
+    file = tmp_path / "models.yaml"
+    file.write_text("pipeline: sample\nmodels: {'*': /all, talker: org/talker}\n")
+    found = load_deployment(file)
+    found.check_names(TOPOLOGY)
+    assert [found.model_of(name) for name in ("thinker", "talker")] == ["/all", "org/talker"]
+    assert Deployment().model_of("thinker") is None
+
+
+def test_a_text_is_the_model_of_all_stages() -> None:
+    assert parse_deployment({"models": "/all"}) == Deployment(models={"*": "/all"})
+
+
+@pytest.mark.parametrize(
+    ("given", "models"),
+    [
+        ("/new", {"*": "/new"}),
+        (Path("/new"), {"*": "/new"}),
+        ({"*": "/new", "thinker": Path("/own")}, {"*": "/new", "thinker": "/own"}),
+        ({"thinker": "/own"}, {"*": "/old", "talker": "/older", "thinker": "/own"}),
+        ({"talker": "/own"}, {"*": "/old", "talker": "/own"}),
+        ({}, {"*": "/old", "talker": "/older"}),
+    ],
+)
+def test_models_given_later_win(given: Any, models: dict[str, str]) -> None:
+    """One for all stages leaves none of the earlier ones."""
+    before = Deployment(models={"*": "/old", "talker": "/older"})
+    assert before.with_models(given).models == models
 
 
 def test_deployment_for_another_pipeline() -> None:

@@ -14,7 +14,8 @@ from antiphon.errors import DeploymentError, TopologyError
 from antiphon.pipeline import docs
 from antiphon.pipeline.defaults import fill_defaults
 from antiphon.pipeline.deployed import deployed, kv_settings
-from antiphon.pipeline.deployment import Deployment, EdgeDeployment, parse_deployment
+from antiphon.pipeline.deployment import Deployment, EdgeDeployment
+from antiphon.pipeline.deployment_file import parse_deployment
 from antiphon.pipeline.draw import draw
 from antiphon.pipeline.printing import config_yaml
 from antiphon.pipeline.topology import EdgeMode, StageKind, Topology

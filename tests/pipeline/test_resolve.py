@@ -9,7 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from antiphon.core.budget import EdgeLimits
 from antiphon.errors import (
@@ -183,6 +185,44 @@ def test_progress_names_the_stage() -> None:
     seen: list[tuple[str, str]] = []
     specs(entries=["speech"], on_progress=lambda stage, phase: seen.append((stage, phase)))
     assert seen[:2] == [("talker", "looking"), ("talker", "copying 50%")]
+
+
+def test_model_that_the_operator_names(tmp_path: Path) -> None:
+    """The topology's function is not asked then."""
+    stages = tuple(replace(s, model="sample_pipeline:missing") for s in TOPOLOGY.stages)
+    (tmp_path / "own").mkdir()
+    models = {"*": str(tmp_path), "talker": str(tmp_path / "own")}
+    found = specs_of(replace(TOPOLOGY, stages=stages), models=models)
+    assert [spec.model for spec in found.values()] == [
+        str(tmp_path),
+        str(tmp_path / "own"),
+        str(tmp_path),
+    ]
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_checkpoint_is_what_the_stage_wants(tmp_path: Path, given: bool) -> None:
+    """Whoever named the folder, and before anything starts."""
+    stage = replace(THINKER, model_type="two_part")
+    with pytest.raises(ModelUnavailableError, match="cannot serve stage thinker"):
+        model_folder(stage, given=str(tmp_path) if given else None)
+    (tmp_path / "config.json").write_text('{"model_type": "two_part"}')
+    save_file({"a": np.zeros(1)}, tmp_path / "model.safetensors")
+    assert model_folder(stage, given=str(tmp_path)) == tmp_path
+
+
+def test_stage_that_makes_its_own_configuration() -> None:
+    stages = (replace(THINKER, engine={}, config="sample:Config"), TALKER, CODE2WAV)
+    found = specs_of(replace(TOPOLOGY, stages=stages))
+    assert [found[name].hf_config for name in ("thinker", "talker")] == ["sample:Config", None]
+
+
+def test_stage_that_makes_its_own_configuration_is_given_none() -> None:
+    stages = (replace(THINKER, config="sample:Config"), TALKER, CODE2WAV)
+    with pytest.raises(
+        DeploymentError, match=r"stages\.thinker\.engine_args\.hf_overrides: sample"
+    ):
+        specs_of(replace(TOPOLOGY, stages=stages))
 
 
 def test_missing_model() -> None:

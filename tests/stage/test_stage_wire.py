@@ -15,6 +15,7 @@ from antiphon.core.gate import Gate
 from antiphon.core.prompt_plan import UpdateKind
 from antiphon.errors import ErrorInfo
 from antiphon.payload.ref import FieldSpec, Layout, Ref
+from antiphon.pipeline.audio import AudioClip
 from antiphon.stage.messages import (
     Abort,
     Aborted,
@@ -48,6 +49,7 @@ REF = Ref("a.0", "codes", 2, True, "k", 9, (FieldSpec("ids", Layout.PER_TOKEN, "
 COMMANDS: list[Command] = [
     Submit("a", [1, 2], {"max_tokens": 3, "stop_token_ids": [4]}, ("e",), "w", 1.5, {"x": True}, 2),
     Submit("s", [1], {"max_tokens": 3}, session=True, epoch=1),
+    Submit("h", [1, 5], {"max_tokens": 3}, audio=(AudioClip(bytes(4000), 8000, "f32"),)),
     Deliver([("a", REF), ("b", Ref("c", "e", 0, end=True))]),
     Used("codes", ["k", "l"]),
     Update("s", 2, UpdateKind.WINDOW, [3], 8, {"temperature": 0.5}),

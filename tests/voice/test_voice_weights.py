@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from antiphon.errors import ModelUnavailableError
+from antiphon.models.chat import chat_template
 from antiphon.models.voice import weights
 from antiphon.models.voice.codec_convert import codec_tensors, dequantize
 from antiphon.models.voice.gguf_convert import convert_gguf, hf_name, to_bfloat16, unpermute
@@ -142,7 +143,7 @@ def test_tokenizer_works(converted: tuple[Path, dict[str, np.ndarray]]) -> None:
     tokenizer = Tokenizer.from_file(str(converted[0] / "tokenizer.json"))
     assert tokenizer.encode("ab</s>").ids == [4, 1]
     assert tokenizer.decode([4, 1]) == "ab"
-    assert weights.chat_template(converted[0]) == "{{ messages[0]['content'] }}"
+    assert chat_template(converted[0]) == "{{ messages[0]['content'] }}"
 
 
 def test_eight_bit_matrix_is_restored() -> None:

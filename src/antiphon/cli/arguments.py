@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 from typing import NoReturn
 
 from antiphon.errors import InvalidRequestError
+from antiphon.pipeline.deployment import ALL_STAGES
+
+_STAGE = re.compile(r"[a-z0-9_-]+")  # what a stage's name may be: no path with a = in it
 
 
 class Formatter(argparse.RawDescriptionHelpFormatter):
@@ -41,6 +45,16 @@ def whole_numbers(text: str) -> tuple[int, ...]:
     return tuple(sorted({whole_number(part.strip()) for part in text.split(",")}))
 
 
+def stage_model(text: str) -> tuple[str, str]:
+    """Stage and checkpoint of "STAGE=FOLDER", or of "FOLDER", which is for all; for argparse."""
+    stage, equals, model = text.partition("=")
+    if not equals or not _STAGE.fullmatch(stage):
+        stage, model = ALL_STAGES, text
+    if not model.strip():
+        raise argparse.ArgumentTypeError(f"{text!r} names no folder")
+    return stage, model
+
+
 def add_verbose(parser: argparse.ArgumentParser, default: bool | str) -> None:
     """`-v`, which works before and behind the command's name."""
     parser.add_argument(
@@ -62,6 +76,20 @@ def add_raw(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_voice(parser: argparse.ArgumentParser) -> None:
+    """`--voice`, for the commands that speak."""
+    parser.add_argument(
+        "--voice",
+        metavar="NAME",
+        help="who speaks, for pipelines with several speakers (default: the model's first one)",
+    )
+
+
+def spoken_params(options: argparse.Namespace) -> dict[str, bool | int | float | str]:
+    """What the options of `add_voice` tell the models: `OmniRequest.params`."""
+    return {} if options.voice is None else {"speaker": options.voice}
+
+
 def add_pipeline_choice(parser: argparse.ArgumentParser) -> None:
     """Which pipeline to run, how, and what to say meanwhile."""
     parser.add_argument(
@@ -74,6 +102,14 @@ def add_pipeline_choice(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="FILE",
         help="YAML file with settings for this machine (default: none needed)",
+    )
+    parser.add_argument(
+        "--model",
+        type=stage_model,
+        action="append",
+        metavar="[STAGE=]FOLDER",
+        help="checkpoint of all stages, or of the one that is named; a folder or a Hugging Face"
+        " repository; may be given several times (default: the deployment's, else the pipeline's)",
     )
     parser.add_argument(
         "--progress",

@@ -7,13 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from antiphon.cli import bench_stream
+from antiphon.cli import bench_model, bench_stream
 from antiphon.cli.arguments import Formatter, add_verbose, whole_numbers
 
 _EXAMPLES = """examples:
   antiphon bench scheduler
   antiphon bench worker --json worker.json
   antiphon bench kv --sizes 64 --json kv.json
+  antiphon bench model qwen3-omni-tiny
   antiphon bench stream --concurrency 1,4 --rounds 5 --json stream.json
 """
 
@@ -60,6 +61,16 @@ def add_parser(commands: Any) -> None:
         metavar="N,N,…",
         help="of the caches, in MiB; rounded up to whole blocks",
     )
+    model = _add(
+        benches,
+        "model",
+        bench_model.run,
+        "a model's pipeline against transformers' generate()",
+        "Answers per second and time to the first sound of a real architecture with tiny random\n"
+        "weights: its pipeline against transformers' generate(), at several batch sizes; rounds\n"
+        "alternate. The exit code is 1 if the two do not give the same sounds.",
+    )
+    bench_model.add_options(model)
     stream = _add(
         benches,
         "stream",

@@ -8,7 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from antiphon.cli.arguments import Formatter, add_pipeline_options, add_raw, whole_number
+from antiphon.cli.arguments import (
+    Formatter,
+    add_pipeline_options,
+    add_raw,
+    add_voice,
+    spoken_params,
+    whole_number,
+)
 from antiphon.cli.outputs import PICTURE, SOUND, Outputs, choose_outputs
 from antiphon.errors import CallerError, EmptyInputError, InputTooLongError, InvalidRequestError
 
@@ -18,6 +25,7 @@ if TYPE_CHECKING:
     from antiphon.cli.pipe import PipeWriter
     from antiphon.cli.setup import Setup
     from antiphon.orchestrator.api import OmniRequest
+    from antiphon.pipeline.audio import AudioClip
 
 ENTRY = "chat"
 
@@ -29,6 +37,7 @@ _EXAMPLES = """examples:
   antiphon chat --pipeline split "Name three rivers."
   antiphon chat --pipeline imagine "Describe the ocean." --n 3 --out sea.png
                                                sea.png, sea-2.png, sea-3.png
+  antiphon chat --pipeline qwen3-omni --model FOLDER "What is said here?" --audio speech.wav
   antiphon chat --deployment mine.yaml --print-config
 """
 
@@ -37,13 +46,22 @@ def add_parser(commands: Any) -> None:
     """Add the command to argparse's sub-commands."""
     parser = commands.add_parser(
         "chat",
-        help="ask, and get an answer in text, speech and pictures",
+        help="ask in text and audio, and get an answer in text, speech and pictures",
         description="Ask, and get an answer in all that the pipeline gives: text, speech, pictures."
-        "\nWithout TEXT: a conversation, line by line from the terminal or standard input.",
+        "\nWithout TEXT and --audio: a conversation, line by line from the terminal or standard"
+        " input.",
         epilog=_EXAMPLES,
         formatter_class=Formatter,
     )
     parser.add_argument("text", nargs="?", metavar="TEXT", help="the question")
+    parser.add_argument(
+        "--audio",
+        type=Path,
+        action="append",
+        metavar="FILE",
+        help="WAV file that is heard before TEXT, or in place of it; may be given several times"
+        " (for pipelines that take audio)",
+    )
     parser.add_argument(
         "--out",
         type=Path,
@@ -53,6 +71,7 @@ def add_parser(commands: Any) -> None:
         f" them: {SOUND}, none with --raw, and {PICTURE})",
     )
     add_raw(parser)
+    add_voice(parser)
     parser.add_argument(
         "--text-only", action="store_true", help="only text: no speech and no pictures"
     )
@@ -92,6 +111,7 @@ def run(options: argparse.Namespace) -> int:
     from antiphon.cli.answer import numbered
     from antiphon.cli.pipe import PipeWriter
     from antiphon.orchestrator.files import check_output_path
+    from antiphon.pipeline.audio import as_clips
 
     outputs = choose_outputs(
         setup.topology, ENTRY, out=options.out, text_only=options.text_only, raw=options.raw
@@ -99,8 +119,9 @@ def run(options: argparse.Namespace) -> int:
     if options.raw:
         check_raw_output(setup.topology)
     sound = PipeWriter(sys.stdout.fileno()) if options.raw else None
-    chat = Chat(options, setup, outputs, sound)
-    chat.request(options.text or "anything").check(setup.topology)
+    clips = as_clips(options.audio or ())
+    chat = Chat(options, setup, outputs, sound, clips)
+    chat.request("anything" if chat.question is None else chat.question).check(setup.topology)
     if outputs.sound is not None:
         check_output_path(outputs.sound)
     if outputs.picture is not None:
@@ -119,9 +140,16 @@ class Chat:
     setup: Setup
     outputs: Outputs
     sound: PipeWriter | None
+    clips: list[AudioClip] = field(default_factory=list)  # heard before the one question
     history: list[dict[str, str]] = field(default_factory=list)
     turn: int = 0
     pictures: int = 0  # so far
+
+    @property
+    def question(self) -> str | None:
+        """What is asked once, an empty text if it is in the audio; None: a conversation is held."""
+        text: str | None = self.options.text
+        return "" if text is None and self.clips else text
 
     def request(self, text: str) -> OmniRequest:
         from antiphon.orchestrator.api import OmniRequest
@@ -132,10 +160,12 @@ class Chat:
         return OmniRequest(
             entry=ENTRY,
             text=text,
+            audio=self.clips,
             messages=list(self.history),
             modalities=self.outputs.modalities,
             n=self.options.n,
             sampling=sampling,
+            params=spoken_params(self.options),
         )
 
     def writer(self) -> str:
@@ -147,7 +177,7 @@ class Chat:
         from antiphon.cli.lines import LineReader
 
         lines: LineReader | None = None
-        first: str | None = self.options.text
+        first = question = self.question
         if first is None:
             lines = LineReader(sys.stdin.fileno())
             if not sys.stdin.isatty() and (first := await lines.line()) is None:
@@ -166,13 +196,13 @@ class Chat:
         try:
             with progress:
                 await omni.prepare()
-                if self.options.text is not None:
-                    await omni.check(self.request(self.options.text))
+                if question is not None:
+                    await omni.check(self.request(question))
                 await omni.start()
             if lines is not None:
                 await self.converse(omni, lines, first)
-            else:
-                await self.ask(omni, self.options.text)
+            elif question is not None:
+                await self.ask(omni, question)
         finally:
             await omni.close()
 

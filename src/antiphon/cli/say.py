@@ -7,7 +7,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from antiphon.cli.arguments import Formatter, add_pipeline_options, add_raw
+from antiphon.cli.arguments import (
+    Formatter,
+    add_pipeline_options,
+    add_raw,
+    add_voice,
+    spoken_params,
+)
 from antiphon.errors import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -38,6 +44,7 @@ def add_parser(commands: Any) -> None:
         "--out", type=Path, metavar="FILE", help="WAV file for the speech; needed without --raw"
     )
     add_raw(parser)
+    add_voice(parser)
     add_pipeline_options(parser)
     parser.set_defaults(run=run)
 
@@ -61,7 +68,8 @@ def run(options: argparse.Namespace) -> int:
     from antiphon.orchestrator.api import OmniRequest
     from antiphon.orchestrator.files import check_output_path
 
-    request = OmniRequest(entry=ENTRY, text=options.text, modalities=("audio",))
+    params = spoken_params(options)
+    request = OmniRequest(entry=ENTRY, text=options.text, modalities=("audio",), params=params)
     request.check(setup.topology)
     if options.raw:
         check_raw_output(setup.topology)

@@ -11,7 +11,8 @@ import msgspec
 
 from antiphon.errors import EmptyInputError, InvalidRequestError
 from antiphon.pipeline.defaults import fill_defaults
-from antiphon.pipeline.deployment import Deployment, load_deployment
+from antiphon.pipeline.deployment import Deployment
+from antiphon.pipeline.deployment_file import load_deployment
 from antiphon.pipeline.printing import config_yaml
 from antiphon.pipeline.registry import load_pipeline
 from antiphon.pipeline.topology import Topology
@@ -43,7 +44,7 @@ def prepare(options: argparse.Namespace) -> Setup:
         changes["in_process"] = True
     if options.verbose and given.log_level != "debug":
         changes["log_level"] = "info"
-    given = msgspec.structs.replace(given, **changes)
+    given = msgspec.structs.replace(given, **changes).with_models(dict(options.model or ()))
     topology = load_pipeline(options.pipeline or given.pipeline)
     return Setup(topology, fill_defaults(topology, given))
 

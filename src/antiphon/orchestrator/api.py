@@ -13,11 +13,16 @@ import numpy.typing as npt
 
 from antiphon.core.continuity import Continuity
 from antiphon.env import parse_timeout
-from antiphon.errors import EmptyInputError, InvalidRequestError, SettingError
+from antiphon.errors import (
+    EmptyInputError,
+    InputTooLongError,
+    InvalidRequestError,
+    SettingError,
+)
 from antiphon.orchestrator.png import save_png
 from antiphon.orchestrator.sampling import check_sampling
 from antiphon.orchestrator.wav import save_wav
-from antiphon.pipeline.audio import MAX_CLIPS, AudioClip
+from antiphon.pipeline.audio import MAX_CLIPS, MAX_SECONDS, AudioClip
 from antiphon.pipeline.entry import Message
 from antiphon.pipeline.suggest import did_you_mean
 from antiphon.pipeline.topology import Stage, Topology
@@ -153,13 +158,19 @@ class OmniRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 ) from None
 
     def _check_audio(self, topology: Topology) -> None:
-        clips = sum(len(turn.audio) for turn in self.turns())
+        clips = [clip for turn in self.turns() for clip in turn.audio]
         if clips and "audio" not in topology.entry(self.entry).inputs:
             raise InvalidRequestError(
                 f"entry {self.entry} of pipeline {topology.name} takes no audio; give text alone"
             )
-        if clips > MAX_CLIPS:
-            raise InvalidRequestError(f"the request has {clips} clips; give at most {MAX_CLIPS}")
+        if len(clips) > MAX_CLIPS:
+            raise InvalidRequestError(
+                f"the request has {len(clips)} clips; give at most {MAX_CLIPS}"
+            )
+        if (seconds := sum(clip.seconds for clip in clips)) > MAX_SECONDS:
+            raise InputTooLongError(
+                f"the request has {seconds:.0f} s of audio; give at most {MAX_SECONDS:.0f} s"
+            )
 
     def conversation(self) -> list[Mapping[str, str | Sequence[AudioClip]]]:
         """`messages` with `text` and `audio` at the end, if there are any."""

@@ -72,6 +72,8 @@ class Intake:
     def check_session(self, request: OmniRequest, path: Sequence[Stage]) -> None:
         """Raise InvalidRequestError if the request's entry can hold no session on this path."""
         self._session_adapter(request, path)
+        if any(turn.audio for turn in request.turns()):
+            raise InvalidRequestError("a session takes no audio; make requests")
 
     def _session_adapter(self, request: OmniRequest, path: Sequence[Stage]) -> SessionEntryAdapter:
         adapter, stage = self._adapter(request, path), path[0]

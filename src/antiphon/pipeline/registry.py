@@ -18,6 +18,7 @@ GROUP = "antiphon.pipelines"
 BUILT_IN = {
     "codec-lm": "antiphon.models.codec_lm.topology:TOPOLOGY",
     "imagine": "antiphon.models.imagine.topology:TOPOLOGY",
+    "qwen2.5-omni": "antiphon.models.qwen2_5_omni.topology:TOPOLOGY",
     "qwen3-omni": "antiphon.models.qwen3_omni.topology:TOPOLOGY",
     "qwen3-tts": "antiphon.models.qwen3_tts.topology:TOPOLOGY",
     "split": "antiphon.models.split.topology:TOPOLOGY",

@@ -109,7 +109,7 @@ class StageEngine:
         return self._client.get_output()
 
     def prompt(self, submit: Submit) -> HeardPrompt:
-        """The request's prompt as the model sees it; of clips it blocks, see docs/audio.md.
+        """The request's prompt as the model sees it. With clips it takes its time: steps wait.
 
         Raises InvalidRequestError for clips that the stage cannot take, InputTooLongError and
         AdapterError as `AudioProcessor.prompt`.

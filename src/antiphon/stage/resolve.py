@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from antiphon.core.options import ConnectorSpec, InEdge, OutEdge
 from antiphon.errors import TopologyError
-from antiphon.models.checkpoint import check_checkpoint
+from antiphon.models.headers import check_checkpoint
 from antiphon.models.hub import named_folder
 from antiphon.pipeline.audio import MAX_CLIPS
 from antiphon.pipeline.deployed import deployed, edge_limits, kv_settings

@@ -20,7 +20,12 @@ from vllm.multimodal.audio import AudioResampler
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.v1.engine.input_processor import InputProcessor
 
-from antiphon.errors import AdapterError, InputTooLongError, InvalidRequestError
+from antiphon.errors import (
+    AdapterError,
+    DeploymentError,
+    InputTooLongError,
+    InvalidRequestError,
+)
 from antiphon.pipeline.audio import AudioClip
 
 _AUDIO = "audio"  # upstream's name of the modality
@@ -102,7 +107,13 @@ class AudioProcessor:
         samples = clip.array()
         if rate is None:
             return samples, clip.sample_rate
-        return self._resampler.resample(samples, orig_sr=clip.sample_rate), rate
+        try:
+            return self._resampler.resample(samples, orig_sr=clip.sample_rate), rate
+        except ImportError as error:
+            raise DeploymentError(
+                f"audio of {clip.sample_rate} Hz has to be resampled, which needs scipy; install"
+                " antiphon[audio]"
+            ) from error
 
     def _check(self, ids: list[int], places: Sequence[PlaceholderRange], clips: int) -> None:
         if len(ids) >= self._max_len:

@@ -144,7 +144,9 @@ SCHEDULER_SEAMS: tuple[Seam, ...] = (
                 ("field scheduled_new_reqs num_scheduled_tokens",),
             ),
             Names(
-                _SCHED_OUTPUT, "NewRequestData", ("field req_id prompt_token_ids prompt_embeds",)
+                _SCHED_OUTPUT,
+                "NewRequestData",
+                ("field req_id prompt_token_ids prompt_embeds prompt_is_token_ids",),
             ),
             Names(_OUTPUTS, "", ("class ModelRunnerOutput AsyncModelRunnerOutput",)),
             Names(

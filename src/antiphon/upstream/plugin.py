@@ -13,6 +13,7 @@ FAMILIES = (
     "antiphon.models.voice.register:register_models",
     "antiphon.models.imagine.register:register_models",
     "antiphon.models.codec_lm.register:register_models",
+    "antiphon.models.qwen2_5_omni.register:register_models",
     "antiphon.models.qwen3_omni.register:register_models",
     "antiphon.models.qwen3_tts.register:register_models",
 )

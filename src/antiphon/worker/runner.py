@@ -102,7 +102,10 @@ class StageRunnerMixin(CacheRunnerMixin):
             prompt = None if self.io is None else self.io.prompt_rows(uid)
             if prompt is not None and self._inputs is not None:
                 rows, error = self._inputs.embed_prompt(prompt, self.device)
-                new.prompt_embeds, new.prompt_token_ids = rows, None
+                new.prompt_embeds = rows
+                # None of its ids is a token. They stay for upstream's penalties, which would count
+                # what another request has left in their place.
+                new.prompt_is_token_ids = [False] * len(rows)
                 self._fail(uid, error)
             if self._frames is not None:
                 self._begin_frames(self._frames, uid, params)

@@ -7,17 +7,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
 from antiphon.errors import EmptyInputError, InputTooLongError
+from antiphon.models.chat import ChatFormat, Turn
 from antiphon.models.voice import phonemes
 from antiphon.models.voice.limits import MAX_SPEECH_PARTS, THINKER_CONTEXT, THINKER_REPLY
 from antiphon.models.voice.text import split_sentences
-from antiphon.models.voice.weights import chat_template
-from antiphon.pipeline.detokenize import load_tokenizer
 from antiphon.pipeline.entry import EntryRequest, Message
-
-_ANSWER = "\0"  # stands for an answer in a rendered conversation; no template writes it
 
 
 class ChatEntry:
@@ -28,13 +23,11 @@ class ChatEntry:
     """
 
     def __init__(self, checkpoint: Path) -> None:
-        self._tokenizer = load_tokenizer(checkpoint)
-        # the template is data that came with the model: it runs in jinja2's sandbox
-        sandbox = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-        self._template = sandbox.from_string(chat_template(checkpoint))
+        self._format = ChatFormat(checkpoint)
 
     def prompts(self, request: EntryRequest) -> list[list[int]]:
-        ids = self._encode(self._render(request.messages or (Message("user", request.text),)))
+        messages = request.messages or (Message("user", request.text),)
+        ids = self._format.prompt([_turn(message) for message in _answerable(messages)])
         limit = THINKER_CONTEXT - THINKER_REPLY
         if len(ids) > limit:
             raise InputTooLongError(
@@ -44,25 +37,20 @@ class ChatEntry:
         return [ids]
 
     def continuation(self, text: str) -> list[int]:
-        """What the template puts after an answer, up to where the next one begins.
+        """See `ChatFormat.continuation`."""
+        (message,) = _answerable((Message("user", text),))
+        return self._format.continuation(_turn(message))
 
-        That is independent of the answer: the template closes one with a special token, at which
-        the tokenizer always splits, and what the conversation began with is history already.
-        """
-        conversation = (Message("user", ""), Message("assistant", _ANSWER), Message("user", text))
-        return self._encode(self._render(conversation).partition(_ANSWER)[2])
 
-    def _render(self, messages: Sequence[Message]) -> str:
-        if not messages[-1].content.strip():
-            raise EmptyInputError("There is no text to answer: give one.")
-        return self._template.render(
-            messages=[{"role": m.role, "content": m.content.strip()} for m in messages],
-            add_generation_prompt=True,
-        )
+def _turn(message: Message) -> Turn:
+    """Without surrounding space, which the template's maker strips."""
+    return {"role": message.role, "content": message.content.strip()}
 
-    def _encode(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
+
+def _answerable(messages: Sequence[Message]) -> Sequence[Message]:
+    if not messages[-1].content.strip():
+        raise EmptyInputError("There is no text to answer: give one.")
+    return messages
 
 
 class SpeechEntry:

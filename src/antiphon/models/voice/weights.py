@@ -8,7 +8,6 @@ the stages.
 
 from __future__ import annotations
 
-import json
 import shutil
 import zipfile
 from importlib import metadata, resources
@@ -79,12 +78,6 @@ def code2wav_checkpoint(progress: Progress = silent) -> Path:
 def data_folder() -> Path:
     """The folder with the weights that are part of this package."""
     return Path(str(resources.files("antiphon.models.voice") / "data"))
-
-
-def chat_template(checkpoint: Path) -> str:
-    """The chat template that lies beside the thinker's tokenizer."""
-    config = json.loads((checkpoint / "tokenizer_config.json").read_text(encoding="utf-8"))
-    return str(config["chat_template"])
 
 
 def _hibari_model() -> Path:

@@ -1,0 +1,143 @@
+"""Checkpoints on disk, as their JSON headers describe them. Imports neither torch nor vllm."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from antiphon.errors import ModelUnavailableError
+from antiphon.pipeline.elements import Stage
+
+INDEX = "model.safetensors.index.json"
+
+_LENGTH_BYTES = 8  # of the header, little-endian, before it
+_MOST_HEADER_BYTES = 100_000_000  # safetensors' own limit
+_MOST_NAMED = 8  # of the things that an error lists
+
+
+class TensorHeader(msgspec.Struct):
+    """A tensor in a safetensors header; where its bytes are is counted from the header's end."""
+
+    shape: list[int]
+    data_offsets: tuple[int, int]
+
+
+_TENSOR = msgspec.json.Decoder(TensorHeader)
+
+
+def weight_files(folder: str | Path) -> dict[str, str]:
+    """The name of the file that holds each weight: by the index, or by the files' own headers.
+
+    Raises ModelUnavailableError if there are no safetensors files or their headers cannot be read.
+    """
+    folder = Path(folder)
+    index = folder / INDEX
+    if index.is_file():
+        weight_map = _read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise ModelUnavailableError(f"{index} has no weight_map")
+        return {str(name): str(file) for name, file in weight_map.items()}
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ModelUnavailableError(f"{folder} has no safetensors files")
+    return {name: file.name for file in files for name in read_header(file)}
+
+
+def check_checkpoint(folder: str | Path, stage: Stage) -> None:
+    """Raise ModelUnavailableError, with everything that is missing, if `stage` cannot run on it.
+
+    Reads headers only.
+    """
+    folder = Path(folder)
+    problems = ["there is no such folder"]
+    if folder.is_dir():
+        problems = [*_config_problems(folder, stage), *_weight_problems(folder, stage)]
+    if problems:
+        raise ModelUnavailableError(
+            f"{folder} cannot serve stage {stage.name}: {'; '.join(problems)}; give a complete"
+            f" checkpoint with --model {stage.name}=FOLDER"
+        )
+
+
+def _config_problems(folder: Path, stage: Stage) -> list[str]:
+    file = folder / "config.json"
+    if not file.is_file():
+        return ["it has no config.json"]
+    try:
+        found = _read_json(file).get("model_type")
+    except ModelUnavailableError as error:
+        return [str(error)]
+    if stage.model_type is None or found == stage.model_type:
+        return []
+    return [f"its config.json says model_type {found!r}, and {stage.model_type!r} is wanted"]
+
+
+def _weight_problems(folder: Path, stage: Stage) -> list[str]:
+    try:
+        files = weight_files(folder)
+    except ModelUnavailableError as error:
+        return [str(error)]
+    problems = []
+    names = sorted(set(files.values()))
+    if absent := [name for name in names if not (folder / name).is_file()]:
+        problems.append(f"{INDEX} names files that are not there: {listed(absent)}")
+    for name in names:
+        if name not in absent:
+            try:
+                read_header(folder / name)
+            except ModelUnavailableError as error:
+                problems.append(str(error))
+    missing = [p for p in stage.weights if not any(name.startswith(p) for name in files)]
+    if missing:
+        there = sorted({name.split(".")[0] + "." for name in files})
+        problems.append(f"no weights begin with {listed(missing)}, only with {listed(there)}")
+    return problems
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ModelUnavailableError(f"{file} cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise ModelUnavailableError(f"{file} does not hold a JSON object")
+    return found
+
+
+def read_header(file: Path) -> dict[str, TensorHeader]:
+    """What a safetensors file says about its tensors, by name; all of them are there.
+
+    The format is https://github.com/huggingface/safetensors#format. Raises ModelUnavailableError.
+    """
+    try:
+        with file.open("rb") as opened:
+            size = os.fstat(opened.fileno()).st_size - _LENGTH_BYTES
+            length = int.from_bytes(opened.read(_LENGTH_BYTES), "little")
+            raw = opened.read(length) if length <= min(size, _MOST_HEADER_BYTES) else b""
+        entries = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+        entries.pop("__metadata__", None)
+        tensors = {name: _TENSOR.decode(entry) for name, entry in entries.items()}
+    except OSError as error:
+        raise ModelUnavailableError(f"{file} cannot be read: {error.strerror}") from error
+    except msgspec.DecodeError:
+        tensors = None
+    if tensors is None or size < length + max(
+        (t.data_offsets[1] for t in tensors.values()), default=0
+    ):
+        raise ModelUnavailableError(
+            f"{file} is not a whole safetensors file (a download that was cut off, or a Git LFS"
+            " pointer?)"
+        )
+    return tensors
+
+
+def listed(things: Sequence[object]) -> str:
+    """The first few, and how many more there are."""
+    text = ", ".join(str(thing) for thing in things[:_MOST_NAMED])
+    rest = len(things) - _MOST_NAMED
+    return f"{text} and {rest} more" if rest > 0 else text
