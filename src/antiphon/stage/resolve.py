@@ -108,6 +108,7 @@ def resolve_stages(
             kind=stage.kind,
             model=str(model_folder(stage, on_progress, deployment.model_of(stage.name))),
             hf_config=stage.config,
+            prompt_adapter=stage.prompt_adapter,
             engine_args=engine_args(stage, settings, hears=topology.hears(stage.name)),
             connector=connector,
             inputs=tuple(_in_edge(edge) for edge in given),

@@ -1,0 +1,1 @@
+"""The `qwen3-tts` pipeline: text to speech with Qwen3-TTS (12 Hz)."""
