@@ -99,6 +99,11 @@ def adopt(variables: Mapping[str, str]) -> None:
     os.environ.update(variables)
 
 
+def with_variables(variables: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a child process: this one's, and these."""
+    return {**os.environ, **variables}
+
+
 def parse_timeout(value: str | float, source: str) -> float:
     """A timeout in seconds; 0 means for ever.
 

@@ -75,11 +75,9 @@ def test_requests_have_a_fixed_length() -> None:
 def test_the_command(tmp_path: Path) -> None:
     """The real thing, one round: equal sounds, and a result file."""
     file = tmp_path / "model.json"
+    options = ("--batch", "1,3", "--rounds", "1", "--json", str(file))
     made = subprocess.run(
-        command(
-            ["bench", "model", "qwen3-omni-tiny"]
-            + ["--batch", "1,3", "--rounds", "1", "--json", str(file)]
-        ),
+        command(["bench", "model", "qwen3-omni-tiny", *options]),
         capture_output=True,
         text=True,
         timeout=300,

@@ -31,11 +31,14 @@ QUESTIONS = (
 )
 
 
+AFTER_THE_MARK = "antiphon.models.kv_adapters:CacheAndTokenInput"
+
+
 def topology() -> Topology:
     """As `split`, but the first stage writes up to the mark, which is part of its answer."""
     (mark,) = load_tokenizer(thinker_checkpoint()).encode(MARK, add_special_tokens=False).ids
     (edge,) = SPLIT.edges
-    edge = replace(edge, kv=KvTransfer("special_token", mark), options={"resume": "after"})
+    edge = replace(edge, kv=KvTransfer("special_token", mark), input_adapter=AFTER_THE_MARK)
     writer = replace(PREFILL, sampling=THINKER.sampling)
     return replace(SPLIT, name="marked", stages=(writer, DECODE), edges=(edge,))
 

@@ -246,7 +246,7 @@ def test_a_consumer_may_sample_the_first_token_itself(
 ) -> None:
     """Then sampling parameters mean what they mean in one stage: here a seed."""
     producer = stages["roomy"][0]
-    consumer = engines.stage(consumer_spec("resampler", model, resume="before"))
+    consumer = engines.stage(consumer_spec("resampler", model, adapter="CacheInput"))
     producer.clear()
     prompt = prompt_of(7, 50)
     chain = Chain(producer, consumer)

@@ -6,18 +6,18 @@ import pytest
 import torch
 
 from antiphon.core.prompt_plan import PromptPlan
-from antiphon.errors import AdapterError, TopologyError
-from antiphon.models.kv_adapters import CacheInput, CacheOutput
+from antiphon.errors import AdapterError
+from antiphon.models.kv_adapters import CacheAndTokenInput, CacheInput, CacheOutput
 from antiphon.payload.adapters import Input, OutputNeeds, StageContext, StepRows
 from antiphon.payload.kv import KvGroup, KvHeader, KvSnapshot
-from antiphon.payload.types import Payload, Scalar
+from antiphon.payload.types import Payload
 
 PROMPT = (7, 8, 9)
 SAMPLED = 42
 
 
-def context(**options: Scalar) -> StageContext:
-    return StageContext("decode", "cache", "", options)
+def context() -> StageContext:
+    return StageContext("decode", "cache", "", {})
 
 
 def snapshot(length: int, token_ids: tuple[int, ...], salt: str | None = None) -> KvSnapshot:
@@ -30,8 +30,11 @@ def payload(length: int, token_ids: tuple[int, ...], salt: str | None = None) ->
     return Payload({}, cache=snapshot(length, token_ids, salt), token_ids=token_ids)
 
 
-def planned(resume: str, given: Payload) -> Input:
-    return CacheInput(context(resume=resume)).open("u", {}).on_payload(given, last=True)
+BOTH = [CacheInput, CacheAndTokenInput]
+
+
+def planned(adapter: type[CacheInput], given: Payload) -> Input:
+    return adapter(context()).open("u", {}).on_payload(given, last=True)
 
 
 def test_the_producers_end_wants_nothing_and_adds_nothing() -> None:
@@ -45,59 +48,55 @@ def test_the_producers_end_wants_nothing_and_adds_nothing() -> None:
 
 def test_before_the_sampled_token_the_consumer_samples_it_itself() -> None:
     given = payload(3, (*PROMPT, SAMPLED))
-    made = planned("before", given)
+    made = planned(CacheInput, given)
     assert made == Input(PromptPlan(PROMPT), cache=given.cache)
 
 
 def test_after_the_sampled_token_it_is_part_of_the_prompt() -> None:
     given = payload(3, (*PROMPT, SAMPLED))
-    made = planned("after", given)
+    made = planned(CacheAndTokenInput, given)
     assert made == Input(PromptPlan((*PROMPT, SAMPLED)), cache=given.cache)
 
 
 def test_before_a_token_that_was_never_sampled() -> None:
     """A cache may come without the token behind it."""
-    assert planned("before", payload(3, PROMPT)).plan == PromptPlan(PROMPT)
+    assert planned(CacheInput, payload(3, PROMPT)).plan == PromptPlan(PROMPT)
 
 
 def test_after_a_token_that_was_never_sampled_is_refused() -> None:
-    with pytest.raises(AdapterError, match=r"covers 3 tokens and came with 3.*after takes 4"):
-        planned("after", payload(3, PROMPT))
+    with pytest.raises(AdapterError, match=r"covers 3 tokens and came with 3.*takes 4"):
+        planned(CacheAndTokenInput, payload(3, PROMPT))
 
 
-@pytest.mark.parametrize("resume", ["before", "after"])
-def test_fewer_tokens_than_the_cache_covers_are_refused(resume: str) -> None:
+@pytest.mark.parametrize("adapter", BOTH)
+def test_fewer_tokens_than_the_cache_covers_are_refused(adapter: type[CacheInput]) -> None:
     with pytest.raises(AdapterError, match="covers 9 tokens and came with 4"):
-        planned(resume, payload(9, (*PROMPT, SAMPLED)))
+        planned(adapter, payload(9, (*PROMPT, SAMPLED)))
 
 
-@pytest.mark.parametrize("resume", ["before", "after"])
-def test_a_lost_cache_is_computed_again_from_the_same_prompt(resume: str) -> None:
+@pytest.mark.parametrize("adapter", BOTH)
+def test_a_lost_cache_is_computed_again_from_the_same_prompt(adapter: type[CacheInput]) -> None:
     """The plan is that of a cache that has arrived; only the cache is missing."""
-    kept = planned(resume, payload(3, (*PROMPT, SAMPLED)))
-    lost = planned(resume, Payload({}, token_ids=(*PROMPT, SAMPLED)))
+    kept = planned(adapter, payload(3, (*PROMPT, SAMPLED)))
+    lost = planned(adapter, Payload({}, token_ids=(*PROMPT, SAMPLED)))
     assert lost == Input(kept.plan)
 
 
-@pytest.mark.parametrize("resume", ["before", "after"])
+@pytest.mark.parametrize("adapter", BOTH)
 @pytest.mark.parametrize("token_ids", [(), (SAMPLED,)])
-def test_a_lost_cache_of_nothing_is_refused(resume: str, token_ids: tuple[int, ...]) -> None:
+def test_a_lost_cache_of_nothing_is_refused(
+    adapter: type[CacheInput], token_ids: tuple[int, ...]
+) -> None:
     """An empty prompt must not reach the engine."""
     with pytest.raises(AdapterError, match="nothing to go on from"):
-        planned(resume, Payload({}, token_ids=token_ids))
+        planned(adapter, Payload({}, token_ids=token_ids))
 
 
 def test_the_cache_keeps_its_salt() -> None:
     """Blocks of another conditioning must not be found by requests without it."""
-    made = planned("before", payload(3, (*PROMPT, SAMPLED), salt="rows of u"))
+    made = planned(CacheInput, payload(3, (*PROMPT, SAMPLED), salt="rows of u"))
     assert made.plan == PromptPlan(PROMPT, salt="rows of u")
 
 
 def test_without_a_cache_there_is_no_request() -> None:
-    assert CacheInput(context(resume="before")).open("u", {}).on_end() == Input()
-
-
-@pytest.mark.parametrize("options", [{}, {"resume": "behind"}, {"resume": True}])
-def test_a_wrong_option_is_the_authors_error(options: dict[str, Scalar]) -> None:
-    with pytest.raises(TopologyError, match=r"edge cache: resume is .*'before' or 'after'"):
-        CacheInput(context(**options))
+    assert CacheInput(context()).open("u", {}).on_end() == Input()

@@ -6,16 +6,20 @@ import ast
 import inspect
 import textwrap
 
+import msgspec
 import pytest
 from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
+from antiphon.core.kv_handoff import KvTransfer
+from antiphon.core.options import ConnectorSpec, OutEdge, StageOptions
 from antiphon.pipeline.topology import StageKind
 from antiphon.sched.ar import ARMixin, ARScheduler, AsyncARScheduler
 from antiphon.sched.generation import GenerationScheduler
 from antiphon.sched.mixin import StageSchedulerMixin
 from antiphon.stage.resolve import SCHEDULERS
+from factory import make_scheduler
 
 MAX_OVERRIDES = 8
 MAX_LINES = 25
@@ -69,3 +73,16 @@ def test_the_class_follows_async_scheduling(overlap: bool, base: type, expected:
     assert resolve_obj_by_qualname(name) is expected  # as upstream reads `scheduler_cls`
     assert issubclass(expected, base)
     assert issubclass(expected, AsyncScheduler) is overlap
+
+
+def test_without_a_kv_edge_nothing_of_ours_runs_per_request() -> None:
+    """`_update_request_with_output` is called for every request in every step."""
+    edge = OutEdge("cache", "module:Class", kv=KvTransfer("prefill_finished"))
+    stage = StageOptions("writer", ConnectorSpec("inproc", "structure"))
+    handing = msgspec.structs.replace(stage, outputs=(edge,))
+    for cls, base in ((ARScheduler, Scheduler), (AsyncARScheduler, AsyncScheduler)):
+        overlap = cls is AsyncARScheduler
+        plain = make_scheduler(cls, async_scheduling=overlap, options=stage)
+        ours = make_scheduler(cls, async_scheduling=overlap, options=handing)
+        assert plain._update_request_with_output.__func__ is base._update_request_with_output
+        assert ours._update_request_with_output.__func__ is ARMixin._update_request_with_output

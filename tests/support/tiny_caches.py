@@ -19,7 +19,7 @@ from tiny_streams import Chain
 EDGE = "cache"
 PREFILLED = KvTransfer("prefill_finished")
 DEFAULTS = KvSettings()
-_OUT, _IN = "antiphon.models.kv_adapters:CacheOutput", "antiphon.models.kv_adapters:CacheInput"
+_ADAPTERS = "antiphon.models.kv_adapters"
 
 
 def producer_spec(
@@ -32,7 +32,9 @@ def producer_spec(
     **over: Any,
 ) -> StageSpec:
     """A stage that hands its caches on; `over` are EngineArgs."""
-    edge = OutEdge(EDGE, _OUT, kv=transfer, kv_settings=settings, kv_blocks=True)
+    edge = OutEdge(
+        EDGE, f"{_ADAPTERS}:CacheOutput", kv=transfer, kv_settings=settings, kv_blocks=True
+    )
     return _shared(tiny_spec(name, model, "kv", outputs=(edge,), **over), connector)
 
 
@@ -40,12 +42,12 @@ def consumer_spec(
     name: str,
     model: str,
     *,
-    resume: str = "after",
+    adapter: str = "CacheAndTokenInput",
     connector: ConnectorSpec | None = None,
     **over: Any,
 ) -> StageSpec:
     """A stage that goes on with such caches."""
-    edge = InEdge(EDGE, _IN, {"resume": resume}, kv=True)
+    edge = InEdge(EDGE, f"{_ADAPTERS}:{adapter}", kv=True)
     return _shared(tiny_spec(name, model, "kv", inputs=(edge,), **over), connector)
 
 

@@ -4,7 +4,9 @@ The caches are those of a real engine, with SmolLM2's shape (30 layers, 3 heads 
 float32) and random contents; a cache's blocks lie scattered, so it crosses in many pieces. Each
 round hands one over, from blocks of the engine to other blocks of it, by the code that stages run,
 through two connector objects in this process; on one thread, next to a plain copy of as many bytes:
-`Tensor.copy_` between two tensors that have been in use. What is counted:
+`Tensor.copy_` between two tensors that have been in use. Seconds are those that this thread
+computed (`time.thread_time`) with the caches on a CPU, so that other processes do not count;
+elsewhere they are elapsed time. What is counted:
 
     extract   `KvCaches.extract`, encode, put: from the engine's blocks to the connector's memory
     transfer  encode, put, take, decode: from one stage's snapshot to the other's

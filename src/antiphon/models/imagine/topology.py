@@ -17,15 +17,12 @@ DRAW = Stage(
     model=f"{_HERE}.weights:draw_checkpoint",
     output="image",
     engine={
-        "runner": "pooling",
         "dtype": "float32",
         "max_model_len": 16,  # a prompt is one token
         "max_num_seqs": 16,
         "max_num_batched_tokens": 16,
         "kv_cache_memory_bytes": 1 * _MIB,  # it has no cache of its own
         "enforce_eager": True,
-        "skip_tokenizer_init": True,
-        "enable_prefix_caching": False,
         "enable_chunked_prefill": False,
     },
     atomic_inputs=True,

@@ -38,7 +38,6 @@ TOPOLOGY = Topology(
             mode=EdgeMode.FULL,
             output_adapter="antiphon.models.kv_adapters:CacheOutput",
             input_adapter="antiphon.models.kv_adapters:CacheInput",
-            options={"resume": "before"},
             kv=KvTransfer("prefill_finished"),
         ),
     ),
