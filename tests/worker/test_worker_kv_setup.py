@@ -28,8 +28,8 @@ from antiphon.errors import AntiphonError, DeploymentError, TopologyError
 from antiphon.worker.device import CpuOps, CudaOps, DeviceOps
 from antiphon.worker.kv_cache import KvCaches
 from antiphon.worker.kv_layout import BlockShape
+from antiphon.worker.kv_runner import check_room, check_workers
 from antiphon.worker.kv_setup import make_caches
-from antiphon.worker.runner import check_workers
 from paged import BACKENDS, TURNED, Backend, Paged, drawn
 
 NUM_BLOCKS = 6
@@ -208,6 +208,30 @@ def test_a_cache_in_several_workers_is_refused(edges: dict[str, Any]) -> None:
 def test_a_stage_without_a_kv_edge_may_have_several_workers() -> None:
     edges: dict[str, Any] = {"inputs": (InEdge("i", "x:Y"),), "outputs": (OutEdge("o", "x:Y"),)}
     check_workers(StageOptions("talker", ConnectorSpec("inproc", "r"), **edges), 8)
+
+
+# --- room -----------------------------------------------------------------------------------------
+
+PER_BLOCK = 2 * 2 * 4 * 4 * 8  # keys and values, heads, head size, float32, tokens
+
+
+@pytest.mark.parametrize(
+    ("max_model_len", "needed"),
+    [(8, 2 * PER_BLOCK), (9, 4 * PER_BLOCK), (8 * 100, 2 * NUM_BLOCKS * PER_BLOCK)],
+)
+def test_a_connector_that_cannot_hold_a_longest_cache(max_model_len: int, needed: int) -> None:
+    """Blocks are whole, no more than the engine has, and each of two layers has its own."""
+    caches = config((["a", "b"], FULL))
+    edge = OutEdge("e", "x:Y", kv=KV)
+
+    def options(room: int) -> StageOptions:
+        return StageOptions("talker", ConnectorSpec("inproc", "r", room), outputs=(edge,))
+
+    check_room(options(needed), caches, max_model_len)
+    with pytest.raises(DeploymentError, match=r"edge 'e' of stage 'talker'.*connector_bytes"):
+        check_room(options(needed - 1), caches, max_model_len)
+    none = StageOptions("talker", ConnectorSpec("inproc", "r", 1), outputs=(OutEdge("e", "x:Y"),))
+    check_room(none, caches, max_model_len)
 
 
 # --- CUDA -----------------------------------------------------------------------------------------

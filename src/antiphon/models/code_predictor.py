@@ -104,7 +104,9 @@ class CodePredictor(nn.Module):
         angles = torch.outer(places, s.rope_theta**-exponents).repeat(1, 2)  # [groups, head_dim]
         dtype = self.qkv.dtype
         self.cos = nn.Buffer(angles.cos().to(dtype), persistent=False)
-        self.sin = nn.Buffer(angles.sin().to(dtype), persistent=False)
+        # Of a rotation's halves one is negative: see `_rotated`.
+        signs = torch.ones(s.head_dim).index_fill_(0, torch.arange(s.head_dim // 2), -1.0)
+        self.sin = nn.Buffer((angles.sin() * signs).to(dtype), persistent=False)
 
     def forward(self, hidden: torch.Tensor, first: torch.Tensor, draw: Draw) -> torch.Tensor:
         """The other codes of frames, int64 [n, groups - 1].
@@ -115,9 +117,10 @@ class CodePredictor(nn.Module):
         s = self.sizes
         shape = (s.layers, 2, len(hidden), s.kv_heads, s.groups, s.head_dim)
         cache = hidden.new_empty(shape)
+        norms = self._head_norms()
         inputs, start, codes = torch.stack([hidden, first], dim=1), 0, []
         for group in range(s.groups - 1):
-            last = self._decode(self._project(inputs), start, cache)
+            last = self._decode(self._project(inputs), start, cache, norms)
             drawn = draw(group + 1, F.linear(last, self.heads[group]))
             codes.append(drawn)
             start += inputs.shape[1]
@@ -134,7 +137,18 @@ class CodePredictor(nn.Module):
             return inputs
         return F.linear(inputs, self.projection_weight, self.projection_bias)
 
-    def _decode(self, x: torch.Tensor, start: int, cache: torch.Tensor) -> torch.Tensor:
+    def _head_norms(self) -> torch.Tensor:
+        """Norms of all queries' and keys' heads [layers, heads + kv_heads, 1, head_dim]: they are
+        taken in one go, since here the number of operations is what costs.
+        """
+        s = self.sizes
+        queries = self.query_norms.unsqueeze(1).expand(-1, s.heads, -1)
+        keys = self.key_norms.unsqueeze(1).expand(-1, s.kv_heads, -1)
+        return torch.cat([queries, keys], dim=1).unsqueeze(2)
+
+    def _decode(
+        self, x: torch.Tensor, start: int, cache: torch.Tensor, norms: torch.Tensor
+    ) -> torch.Tensor:
         """Last hidden states [n, hidden] of inputs `x` [n, length, hidden] from place `start` on.
 
         Fills `cache` [layers, 2, n, kv_heads, groups, head_dim] at their places.
@@ -142,24 +156,25 @@ class CodePredictor(nn.Module):
         eps, hidden = self.sizes.eps, (self.sizes.hidden,)
         for layer in range(self.sizes.layers):
             normed = F.rms_norm(x, hidden, self.input_norms[layer], eps)
-            x = x + self._attend(layer, normed, start, cache[layer])
+            x = x + self._attend(layer, normed, start, cache[layer], norms[layer])
             normed = F.rms_norm(x, hidden, self.inner_norms[layer], eps)
             gate, up = F.linear(normed, self.gate_up[layer]).chunk(2, dim=-1)
             x = x + F.linear(F.silu(gate) * up, self.down[layer])
         return F.rms_norm(x[:, -1], hidden, self.last_norm, eps)
 
-    def _attend(self, layer: int, x: torch.Tensor, start: int, cache: torch.Tensor) -> torch.Tensor:
+    def _attend(
+        self, layer: int, x: torch.Tensor, start: int, cache: torch.Tensor, norms: torch.Tensor
+    ) -> torch.Tensor:
         s, stop = self.sizes, start + x.shape[1]
         # [n, heads + 2 * kv_heads, length, head_dim]
         states = F.linear(x, self.qkv[layer]).view(*x.shape[:2], -1, s.head_dim).transpose(1, 2)
-        query, key, value = torch.split(states, [s.heads, s.kv_heads, s.kv_heads], dim=1)
-        query = F.rms_norm(query, (s.head_dim,), self.query_norms[layer], s.eps)
-        key = F.rms_norm(key, (s.head_dim,), self.key_norms[layer], s.eps)
-        cos, sin = self.cos[start:stop], self.sin[start:stop]
-        cache[0, :, :, start:stop] = _rotated(key, cos, sin)
+        turning, value = torch.split(states, [s.heads + s.kv_heads, s.kv_heads], dim=1)
+        turning = F.rms_norm(turning, (s.head_dim,), eps=s.eps) * norms
+        turned = _rotated(turning, self.cos[start:stop], self.sin[start:stop])
+        cache[0, :, :, start:stop] = turned[:, s.heads :]
         cache[1, :, :, start:stop] = value
         seen = F.scaled_dot_product_attention(
-            _rotated(query, cos, sin),
+            turned[:, : s.heads],
             cache[0, :, :, :stop],
             cache[1, :, :, :stop],
             is_causal=start == 0,  # later on it is one place, which sees all before it
@@ -226,7 +241,6 @@ def _weights(*shape: int) -> nn.Parameter:
     return nn.Parameter(torch.empty(shape), requires_grad=False)
 
 
-def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotary positions, halves of a head paired as in transformers' `apply_rotary_pos_emb`."""
-    left, right = x.chunk(2, dim=-1)
-    return x * cos + torch.cat([-right, left], dim=-1) * sin
+def _rotated(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotary embedding of `states` [..., length, head_dim]; `sin` is negative in its first half."""
+    return states * cos + states.roll(states.shape[-1] // 2, -1) * sin

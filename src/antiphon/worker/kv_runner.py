@@ -53,6 +53,7 @@ class CacheRunnerMixin(GPUModelRunner):
             kv_cache_config, layers, self.device_ops, dtype, self._fingerprint
         )
         self.io.attach_caches(self.stage_caches)
+        check_room(options, kv_cache_config, self.max_model_len)
         if takes:
             register_loader(engine_key(options), self._load_caches)
 
@@ -116,4 +117,23 @@ def check_workers(options: StageOptions, world_size: int) -> None:
             f"Stage '{options.stage}' has the kv edge '{edges[0]}' and {world_size} workers, each"
             f" with a part of the KV cache; set tensor_parallel_size and pipeline_parallel_size"
             f" to 1."
+        )
+
+
+def check_room(options: StageOptions, caches: KVCacheConfig, max_model_len: int) -> None:
+    """Raise DeploymentError if the connector cannot hold the cache of a longest request."""
+    edge = next((edge.name for edge in options.outputs if edge.kv is not None), None)
+    if edge is None:
+        return
+    most = 0
+    for group in caches.kv_cache_groups:
+        spec = group.kv_cache_spec
+        blocks = min(-(-max_model_len // spec.block_size), caches.num_blocks)
+        most += blocks * spec.page_size_bytes * len(group.layer_names)
+    if most > options.connector.max_bytes:
+        raise DeploymentError(
+            f"The kv edge '{edge}' of stage '{options.stage}' hands over up to {most >> 20} MiB,"
+            f" the cache of {max_model_len} tokens, and its connector holds"
+            f" {options.connector.max_bytes >> 20} MiB; raise connector_bytes, or lower the"
+            f" stage's max_model_len."
         )
