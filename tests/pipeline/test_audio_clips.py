@@ -85,6 +85,7 @@ def test_arrays_stay_what_they_are(samples: list[float]) -> None:
 def test_integers_stay_small() -> None:
     clip = AudioClip.from_array(np.array([-32768, 0, 16384] * 300, np.int16), RATE)
     assert len(clip.samples) == 1800
+    assert repr(clip) == "AudioClip(0.113 s, 8000 Hz, s16)"
     assert clip.array()[:3].tolist() == [-1.0, 0.0, 0.5]
 
 

@@ -48,6 +48,10 @@ class AudioClip(msgspec.Struct, frozen=True):
         if self.encoding == "f32" and not np.isfinite(self.array()).all():
             raise InvalidRequestError("the audio has samples that are no finite numbers; mend it")
 
+    def __repr__(self) -> str:
+        """Without the samples: a request is shown in errors and tests."""
+        return f"AudioClip({self.seconds:.3f} s, {self.sample_rate} Hz, {self.encoding})"
+
     @property
     def seconds(self) -> float:
         return len(self.samples) / _WIDTHS[self.encoding] / self.sample_rate

@@ -1,0 +1,94 @@
+"""A checkpoint's chat template without transformers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+
+from antiphon.errors import InvalidRequestError, ModelUnavailableError
+from antiphon.models.chat import ChatFormat, chat_template
+
+TEMPLATE = (
+    "{% for m in messages %}{% if m.role == 'odd' %}{{ raise_exception('odd role') }}{% endif %}"
+    "{% if m.role == 'stop' %}{% break %}{% endif %}{{ m.role }} {{ m.content }} end {% endfor %}"
+    "{% if add_generation_prompt %}assistant {% endif %}"
+)
+WORDS = {word: i for i, word in enumerate(("?", "user", "assistant", "end", "hello", "well"))}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    tokenizer = Tokenizer(WordLevel(WORDS, unk_token="?"))  # noqa: S106  no password
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "chat_template.jinja").write_text(TEMPLATE)
+    return tmp_path
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def test_a_conversation_ends_with_the_beginning_of_its_answer(folder: Path) -> None:
+    assert ChatFormat(folder).prompt([user("hello")]) == [1, 4, 3, 2]
+
+
+def test_a_continuation_closes_the_answer(folder: Path) -> None:
+    assert ChatFormat(folder).continuation(user("well")) == [3, 1, 5, 3, 2]
+
+
+def test_templates_may_break_out_of_loops(folder: Path) -> None:
+    turns = [user("hello"), {"role": "stop", "content": ""}, user("well")]
+    assert ChatFormat(folder).prompt(turns) == [1, 4, 3, 2]
+
+
+def test_what_the_template_refuses_is_the_callers_mistake(folder: Path) -> None:
+    with pytest.raises(InvalidRequestError, match="odd role"):
+        ChatFormat(folder).prompt([{"role": "odd", "content": ""}])
+
+
+def test_the_sandbox_holds(folder: Path) -> None:
+    """The template came with the weights: it reaches nothing of this process."""
+    (folder / "chat_template.jinja").write_text("{{ messages.__class__.__mro__ }}")
+    with pytest.raises(InvalidRequestError):
+        ChatFormat(folder).prompt([user("hello")])
+
+
+def test_json_is_not_escaped_for_html(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_text("{{ messages[0].content | tojson }}")
+    expected = ChatFormat(folder).encode('"hello <&> well"')
+    assert ChatFormat(folder).prompt([user("hello <&> well")]) == expected
+
+
+@pytest.mark.parametrize("name", ["chat_template.json", "tokenizer_config.json"])
+def test_older_checkpoints_have_it_elsewhere(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text(json.dumps({"chat_template": "here"}))
+    assert chat_template(tmp_path) == "here"
+
+
+def test_no_template_is_the_checkpoints_fault(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    with pytest.raises(ModelUnavailableError, match=r"chat_template\.jinja"):
+        chat_template(tmp_path)
+
+
+def test_no_tokenizer_is_the_checkpoints_fault(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(ModelUnavailableError, match="save_pretrained"):
+        ChatFormat(folder)
+
+
+def test_it_imports_neither_vllm_nor_torch() -> None:
+    code = (
+        "import sys, antiphon.models.chat\n"
+        "print(sorted({'torch', 'vllm', 'transformers'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
