@@ -38,6 +38,18 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
+@pytest.fixture(scope="session")
+def lines(engines: EnginePool, checkpoint: str, thinker: Any) -> Any:
+    """Lines of stages by kind. Answers of transformers take longer than any test may: all are there
+    before the first is compared.
+    """
+    from qwen3_omni_cases import CASES, Lines
+
+    for case in CASES:
+        case.oracle(checkpoint)
+    return Lines(engines, checkpoint, thinker)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     _pool.mark(items)
 

@@ -24,7 +24,7 @@ TEXT_TOKENS, FRAMES = 20, 70
 
 def deployment(folder: str, mode: str) -> Deployment:
     """Small, in this process, and without the text's own end: replies differ in nothing else."""
-    sizes = {"max_model_len": 512, "max_num_batched_tokens": 512}
+    sizes = {"max_model_len": 512, "max_num_batched_tokens": 512, "dtype": "float32"}
     plain = {"block_size": 32, "enforce_eager": True}
     return Deployment(
         pipeline="qwen3-omni",
@@ -37,7 +37,9 @@ def deployment(folder: str, mode: str) -> Deployment:
             "talker": StageDeployment(
                 kv_cache_bytes=64 * TALKER_BLOCK_BYTES, engine_args=plain, **sizes
             ),
-            "code2wav": StageDeployment(max_model_len=2048, max_num_batched_tokens=2048),
+            "code2wav": StageDeployment(
+                max_model_len=2048, max_num_batched_tokens=2048, dtype="float32"
+            ),
         },
         edges={name: EdgeDeployment(mode=mode) for name in ("speak", "codes")},  # type: ignore[arg-type]
     )

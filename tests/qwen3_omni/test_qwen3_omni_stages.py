@@ -2,108 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import json
+from pathlib import Path
 
 import pytest
 import torch
 
-from antiphon.models.qwen3_omni.tiny import CODE_GROUPS, write_tiny
+from antiphon.models.qwen3_omni.tiny import write_tiny
 from antiphon.stage.messages import Abort
 from engine_pool import EnginePool
-from qwen3_omni_oracle import Oracle, Prompt, chat, generate, late_code
-from qwen3_omni_stages import Line, code2wav_spec, talker_spec, thinker_spec, windowed
-from tiny import Driven
+from qwen3_omni_cases import CASES, KINDS, SOUND, STREAM, WHOLE, Lines, ask, check
+from qwen3_omni_oracle import generate, late_code
+from qwen3_omni_stages import Line, talker_spec, thinker_spec, windowed
 
-STREAM, WHOLE = ("speak", "codes"), ("speak-whole", "codes-whole")
 EDGES = pytest.mark.parametrize("edges", [STREAM, WHOLE], ids=["stream", "full"])
-SOUND = 1e-5  # most that samples may differ: waves are decoded in batches of other sizes
-
-# 8 blocks of 32 tokens, one of which is upstream's: a batch is preempted.
-CRAMPED = {"blocks": 8, "max_model_len": 192, "max_num_batched_tokens": 48}
-
-
-@dataclass(frozen=True)
-class Case:
-    """A question, and how much is said."""
-
-    text: str
-    text_tokens: int
-    frames: int
-
-    def prompt(self, folder: str) -> Prompt:
-        return chat(folder, self.text)
-
-    def oracle(self, folder: str) -> Oracle:
-        """transformers makes no frame of the last token: one more, to have this many frames."""
-        return generate(folder, self.prompt(folder), self.text_tokens, self.frames + 1)
-
-
-CASES = (
-    Case("hello", 24, 33),
-    Case("what is it that you see there?", 40, 40),
-    Case("a long question, of many words that all are words, and more words", 50, 64),
-    Case("and a reply of few tokens that is spoken long", 3, 48),
-)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def oracles(checkpoint: str) -> None:
-    """Answers of transformers take longer than any test may; they are kept."""
-    for case in CASES:
-        case.oracle(checkpoint)
-
-
-KINDS = {
-    "roomy": {},
-    "cramped": CRAMPED,
-    "cramped-overlapped": {**CRAMPED, "async_scheduling": True},
-}
-
-
-class Lines:
-    """Lines of stages by kind; engines are built when they are first used."""
-
-    def __init__(self, engines: EnginePool, folder: str, thinker: Driven) -> None:
-        self._engines = engines
-        self._folder = folder
-        self._thinkers = {"roomy": thinker}
-        self._talkers: dict[str, Driven] = {}
-        self._vocoder: Driven | None = None
-
-    def line(self, kind: str) -> Line:
-        if self._vocoder is None:
-            self._vocoder = self._engines.stage(code2wav_spec("code2wav", self._folder))
-        stage, over = self._engines.stage, KINDS[kind]
-        if kind not in self._thinkers:
-            self._thinkers[kind] = stage(thinker_spec(f"thinker-{kind}", self._folder, **over))
-        if kind not in self._talkers:
-            self._talkers[kind] = stage(talker_spec(f"talker-{kind}", self._folder, **over))
-        return Line([self._thinkers[kind], self._talkers[kind], self._vocoder])
-
-
-@pytest.fixture(scope="session")
-def lines(engines: EnginePool, checkpoint: str, thinker: Driven) -> Lines:
-    return Lines(engines, checkpoint, thinker)
-
-
-def ask(line: Line, folder: str, cases: Sequence[Case], edges: tuple[str, str]) -> list[str]:
-    uids = [f"r{index}" for index in range(len(cases))]
-    for uid, case in zip(uids, cases, strict=True):
-        prompt = case.oracle(folder).prompt
-        line.ask(uid, prompt, case.text_tokens, case.frames, edges=edges)
-    return uids
-
-
-def check(line: Line, uid: str, folder: str, oracle: Oracle, edges: tuple[str, str]) -> None:
-    thinker, talker, _ = line.stages
-    assert thinker.tokens(uid) == oracle.text
-    assert talker.tokens(uid) == oracle.talker[: len(oracle.codes)]
-    assert torch.equal(line.frames(uid), oracle.codes)
-    expected = oracle.waveform if edges == WHOLE else windowed(folder, oracle.codes)
-    heard = line.waveform(uid)
-    assert heard.shape == oracle.waveform.shape
-    assert float((heard - expected).abs().max()) < SOUND
 
 
 @EDGES
@@ -215,6 +127,27 @@ def test_speech_ends_by_itself(
     line.assert_empty()
 
 
+def test_a_written_reply_ends_by_itself(
+    engines: EnginePool, checkpoint: str, tmp_path: Path
+) -> None:
+    """At the id that ends a turn, also where no file of the checkpoint names it as the end."""
+    case = CASES[1]
+    oracle = case.oracle(checkpoint)
+    end = max(set(oracle.text), key=oracle.text.index)  # a token that comes late
+    for file in Path(checkpoint).iterdir():
+        if file.name not in ("config.json", "generation_config.json"):
+            (tmp_path / file.name).symlink_to(file)
+    config = json.loads((Path(checkpoint) / "config.json").read_text())
+    config["im_end_token_id"] = end
+    config["thinker_config"]["text_config"]["eos_token_id"] = None
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    thinker = engines.stage(thinker_spec("thinker-ending", str(tmp_path)))
+    thinker.submit("r", oracle.prompt, sampling={"max_tokens": 100, "ignore_eos": False})
+    thinker.run()
+    assert thinker.tokens("r") == oracle.text[: oracle.text.index(end) + 1]
+    assert [ending.finish for ending in thinker.endings("r")] == ["stop"]
+
+
 @EDGES
 def test_a_reply_of_one_token_is_silent(
     lines: Lines, checkpoint: str, edges: tuple[str, str]
@@ -268,46 +201,3 @@ def test_an_abort_leaves_nothing(lines: Lines, checkpoint: str, steps: int) -> N
     for uid, case in list(zip(uids, CASES, strict=True))[2:]:
         check(line, uid, checkpoint, case.oracle(checkpoint), STREAM)
     line.assert_empty()
-
-
-# --- choices by lot ---------------------------------------------------------------------------
-
-LOTS = {"temperature": 0.9, "top_k": 20, "seed": 7, "ignore_eos": True}
-
-
-def test_seeded_speech_depends_on_its_seed_alone(lines: Lines, checkpoint: str) -> None:
-    """Not on batch-mates, chunks of prefill or preemption: also the codes behind the first."""
-    made = []
-    for kind, batch in (("roomy", 1), ("roomy", 4), ("cramped", 4)):
-        line = lines.line(kind)
-        for index, case in enumerate(CASES[:batch]):
-            prompt = case.oracle(checkpoint).prompt
-            line.ask(f"r{index}", prompt, case.text_tokens, case.frames, talker=LOTS)
-        line.run()
-        made.append(line.frames("r0"))
-    assert made[0].shape == (CASES[0].frames, CODE_GROUPS)
-    assert all(torch.equal(frames, made[0]) for frames in made)
-    assert not torch.equal(made[0], CASES[0].oracle(checkpoint).codes)
-
-
-@pytest.mark.filterwarnings("ignore:Passing `repetition_penalty` with `inputs_embeds`:UserWarning")
-@pytest.mark.parametrize("batch", [1, 4])
-def test_a_repetition_penalty_counts_codes_alone(lines: Lines, checkpoint: str, batch: int) -> None:
-    """As in transformers: not the ids that stand for a prompt's rows, nor what was in their place
-    before.
-    """
-    line = lines.line("roomy")
-    ask(line, checkpoint, CASES[:1] * 4, STREAM)  # short prompts: their codes lie in longer ones
-    line.run()
-    line = lines.line("roomy")
-    cases = CASES[-batch:]
-    for index, case in enumerate(cases):
-        prompt = case.oracle(checkpoint).prompt
-        limits = case.text_tokens, case.frames
-        line.ask(f"r{index}", prompt, *limits, talker={"repetition_penalty": 1.3})
-    line.run()
-    for index, case in enumerate(cases):
-        prompt, frames = case.prompt(checkpoint), case.frames + 1
-        oracle = generate(checkpoint, prompt, case.text_tokens, frames, penalty=1.3)
-        assert oracle.talker != case.oracle(checkpoint).talker
-        check(line, f"r{index}", checkpoint, oracle, STREAM)

@@ -28,5 +28,7 @@ def test_config_function_that_is_not_there(model_a: str, target: str) -> None:
     from tiny import tiny_spec
 
     spec = tiny_spec("configured", model_a, "stage_tests")
-    with pytest.raises(TopologyError, match=f"config '{target}' of a stage cannot be imported"):
+    with pytest.raises(
+        TopologyError, match=f"stage configured is '{target}', which cannot"
+    ):
         StageEngine(msgspec.structs.replace(spec, hf_config=target))

@@ -101,7 +101,7 @@ def prompt_ids(folder: str, prompt: Prompt) -> list[int]:
 
 
 @functools.cache
-def generate(
+def generate(  # noqa: PLR0917  a cache tells keywords apart by their order
     folder: str,
     prompt: Prompt,
     text_tokens: int,

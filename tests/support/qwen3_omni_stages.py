@@ -18,7 +18,7 @@ import torch
 from antiphon.core.frames import FrameChunker, Framing
 from antiphon.core.options import InEdge, OutEdge
 from antiphon.models.qwen3_omni.speak_output import REPLY, SpeakOutput, SpokenRows
-from antiphon.models.qwen3_omni.topology import CODE2WAV, TALKER, TOPOLOGY
+from antiphon.models.qwen3_omni.topology import CODE2WAV, TALKER, THINKER, TOPOLOGY
 from antiphon.payload.adapters import FRAMES, OutputNeeds, StageContext, StepRows
 from antiphon.payload.types import Payload, Scalar, per_token
 from antiphon.pipeline.audio import AudioClip
@@ -125,6 +125,7 @@ def thinker_spec(name: str, folder: str, *, blocks: int = 64, **over: Any) -> St
         blocks=blocks,
         block_bytes=THINKER_BLOCK_BYTES,
         outputs=(*_outs("speak"), shifted),
+        hf_config=THINKER.config,
         **{"limit_mm_per_prompt": media, **over},
     )
 

@@ -11,10 +11,8 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.v1.worker.gpu_worker import Worker
 
-from antiphon.errors import AdapterError
 from antiphon.worker import cpu, cuda
 from antiphon.worker.device import CudaOps, DeviceOps
-from antiphon.worker.load import load_object
 from antiphon.worker.mixin import StageWorkerMixin
 from antiphon.worker.runner import CpuStageRunner, CudaStageRunner, StageRunnerMixin, takes_rows
 from factory import make_config
@@ -65,14 +63,6 @@ def test_the_cuda_operations_are_complete() -> None:
     assert issubclass(CudaOps, DeviceOps)
     assert CudaOps.__abstractmethods__ == frozenset()
     assert {"snapshot", "free_bytes"} <= vars(CudaOps).keys()
-
-
-@pytest.mark.parametrize(
-    "name", ["no.such.module:X", "antiphon.errors:Nothing", "antiphon.errors", ""]
-)
-def test_a_name_that_cannot_be_loaded(name: str) -> None:
-    with pytest.raises(AdapterError):
-        load_object(name)
 
 
 def test_the_memory_snapshot_follows_the_distributed_initialisation() -> None:

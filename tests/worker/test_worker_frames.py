@@ -162,14 +162,17 @@ def test_chances_are_the_softmax_s() -> None:
 
 def test_what_the_runner_provides_is_told_from_what_the_model_returns() -> None:
     outputs = StepOutputs(["double", layer_output(12), INPUT_IDS, layer_output(0), FRAMES])
-    assert outputs.layers == (0, 12)
+    assert (outputs.layers, outputs.embeddings) == ((12,), True)
     assert outputs.of_model == {"double"}
     assert (outputs.input_ids, outputs.frames) == (True, True)
-    rows = [torch.zeros(2, 3), torch.ones(2, 3)]
-    made_ = outputs.fields(2, torch.tensor([4, 5, 6], dtype=torch.int32), rows, None)
+    rows, ids = [torch.ones(2, 3)], torch.tensor([4, 5, 6], dtype=torch.int32)
+    outputs.keep_embeddings(torch.zeros(2, 3))
+    made_ = outputs.fields(2, ids, rows, None)
     assert made_.keys() == {"layer.0", "layer.12", INPUT_IDS}
     assert made_[INPUT_IDS].tensor.tolist() == [4, 5]
-    assert torch.equal(made_["layer.12"].tensor, rows[1])
+    assert torch.equal(made_["layer.12"].tensor, rows[0])
+    assert torch.equal(made_["layer.0"].tensor, torch.zeros(2, 3))
+    assert "layer.0" not in outputs.fields(2, ids, rows, None)  # those were the last step's
 
 
 def test_a_layer_must_be_a_number() -> None:

@@ -9,12 +9,12 @@ process, so it must be installed there.
 from __future__ import annotations
 
 import difflib
-import importlib
 from collections.abc import Callable, Mapping
 
 from antiphon.connector.base import Connector
 from antiphon.connector.inproc import InprocConnector
 from antiphon.connector.shm import ShmConnector
+from antiphon.core.targets import load_target
 from antiphon.errors import DeploymentError
 
 CONNECTORS: Mapping[str, Callable[[str, int], Connector]] = {
@@ -44,15 +44,7 @@ def make_connector(kind: str, run: str, max_bytes: int) -> Connector:
 
 def _make_foreign(kind: str, run: str, max_bytes: int) -> Connector:
     """The connector that "package.module:attribute" makes. Raises DeploymentError."""
-    module_name, _, attribute = kind.partition(":")
-    try:
-        factory = vars(importlib.import_module(module_name))[attribute]
-    except (ImportError, TypeError, ValueError) as error:  # the latter two: no absolute name
-        raise DeploymentError(f"Connector {kind!r} cannot be imported: {error}.") from error
-    except KeyError:
-        raise DeploymentError(
-            f"There is no connector {kind!r}: {module_name} has no {attribute!r}."
-        ) from None
+    factory = load_target(kind, "the connector", DeploymentError)
     try:
         connector = factory(run, max_bytes)
     except TypeError as error:  # not callable, or with other arguments

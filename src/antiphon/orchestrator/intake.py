@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from antiphon.errors import AdapterError, InvalidRequestError, TopologyError
+from antiphon.core.targets import load_target
+from antiphon.errors import AdapterError, InvalidRequestError
 from antiphon.orchestrator.api import OmniRequest
 from antiphon.pipeline.detokenize import Detokenizer, load_tokenizer
 from antiphon.pipeline.entry import (
@@ -116,12 +116,9 @@ class Intake:
 
 
 def _make_adapter(entry: Entry, model: str) -> EntryAdapter:
-    module, _, name = entry.adapter.partition(":")
-    try:
-        maker = vars(importlib.import_module(module))[name]
-    except (ImportError, KeyError) as error:
-        raise TopologyError(f"entry adapter '{entry.adapter}': {error}") from error
-    adapter: EntryAdapter = maker(Path(model))
+    adapter: EntryAdapter = load_target(entry.adapter, f"adapter of entry {entry.name}")(
+        Path(model)
+    )
     return adapter
 
 

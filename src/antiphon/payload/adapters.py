@@ -31,7 +31,8 @@ nothing was sampled from. It comes together with its token, also with one that e
 def layer_output(layer: int) -> str:
     """Side output of an ar stage: hidden states after this many layers, [n, hidden].
 
-    0 are the input embeddings. The model must support vLLM's auxiliary hidden states (EAGLE-3).
+    0 are the input embeddings, of any model. For others it must support vLLM's auxiliary hidden
+    states (EAGLE-3).
     """
     return f"layer.{layer}"
 

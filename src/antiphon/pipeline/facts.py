@@ -7,11 +7,11 @@ folders are there, before anything starts. Neither vllm nor torch is imported he
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from antiphon.core.targets import load_target
 from antiphon.errors import TopologyError
 from antiphon.pipeline.elements import Stage
 from antiphon.pipeline.topology import Topology
@@ -49,14 +49,7 @@ def completed(topology: Topology, models: Mapping[str, str]) -> Topology:
 
 
 def _facts(stage: Stage, target: str, folder: Path) -> CheckpointFacts:
-    module_name, _, attribute = target.partition(":")
-    try:
-        read = vars(importlib.import_module(module_name))[attribute]
-    except (ImportError, KeyError) as error:
-        raise TopologyError(
-            f"facts of stage {stage.name} is {target!r}, which cannot be imported: {error}"
-        ) from error
-    facts = read(folder)
+    facts = load_target(target, f"facts of stage {stage.name}")(folder)
     if not isinstance(facts, CheckpointFacts):
         raise TopologyError(
             f"{target} returned a {type(facts).__name__} for stage {stage.name}; it has to return"

@@ -7,31 +7,25 @@ request_block_hasher}`.
 
 from __future__ import annotations
 
-import contextlib
-import importlib
-import time
-from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from transformers import GenerationConfig
-from vllm import PoolingParams, SamplingParams
-from vllm.config import ModelConfig
 from vllm.engine.arg_utils import EngineArgs
-from vllm.exceptions import VLLMValidationError
 from vllm.tasks import POOLING_TASKS, PoolingTask
 from vllm.v1.core.sched.interface import PauseState
-from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
+from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.engine.core_client import InprocClient
 from vllm.v1.executor.abstract import Executor
 
 from antiphon.core.options import PROMPT_EDGE, InEdge, StageOptions
 from antiphon.core.prompt_plan import PromptUpdate
+from antiphon.core.targets import load_target
 from antiphon.errors import InvalidRequestError, TopologyError
 from antiphon.pipeline.topology import StageKind
 from antiphon.sched.ar import ARMixin
 from antiphon.sched.mixin import StageSchedulerMixin
 from antiphon.sched.sessions import SessionUpdate
 from antiphon.stage.messages import Submit, Update
+from antiphon.stage.requests import Requests, refusals
 from antiphon.stage.spec import StageSpec
 from antiphon.upstream.audio import AudioProcessor, HeardPrompt, hears
 from antiphon.upstream.kv_connector import connector_config
@@ -55,7 +49,7 @@ class StageEngine:
         )
         own_config: dict[str, Any] = {}
         if spec.hf_config is not None:
-            own_config["hf_overrides"] = _function(spec.hf_config)
+            own_config["hf_overrides"] = load_target(spec.hf_config, f"config of stage {spec.name}")
         args = EngineArgs(
             model=spec.model,
             additional_config=options.to_config(),
@@ -73,16 +67,13 @@ class StageEngine:
         self._client = InprocClient(self.config, Executor.get_class(self.config), log_stats=False)
         self._generates = spec.kind is StageKind.AR
         self._core = self._client.engine_core
-        model = self.config.model_config
-        self._generation_config = _generation_config(model, spec) if self._generates else {}
-        self._eos = self._generation_config.get("eos_token_id")
-        self._task = None if self._generates else _pooling_task(self._client)
-        self._arrival = 0.0
         # Made here and not with the first clip: what is wrong with it is an error of the start.
         hearing = self._generates and hears(self.config)
         self._audio = AudioProcessor(self.config) if hearing else None
+        task = None if self._generates else _pooling_task(self._client)
         # Edges whose adapters want tensors of every position.
-        self._row_edges = frozenset(self.call_workers("stage_row_edges")[0])
+        row_edges = frozenset(self.call_workers("stage_row_edges")[0])
+        self._requests = Requests(self.config, spec, task, row_edges)
         quiet = frozenset(self.call_workers("stage_quiet_edges")[0])
         self.scheduler.coordinator.quiet_edges = quiet
 
@@ -121,8 +112,8 @@ class StageEngine:
                 "the stage takes no audio: its model has no input for it, or its engine arguments"
                 " rule it out (limit_mm_per_prompt, skip_tokenizer_init)"
             )
-        with _refusals():
-            self._check_ids(submit.token_ids)
+        with refusals():
+            self._requests.check_ids(submit.token_ids)
             return self._audio.prompt(submit.token_ids, submit.audio)
 
     def add(self, submit: Submit, prompt: HeardPrompt, *, in_chunks: bool = False) -> None:
@@ -130,20 +121,18 @@ class StageEngine:
 
         Raises InvalidRequestError for parameters that upstream refuses.
         """
-        with _refusals():
-            sampling, pooling = self._params(submit)
-            resumable = submit.session or (in_chunks and not self._generates)
-            self._client.add_request(self._request(submit, prompt, sampling, pooling, resumable))
+        with refusals():
+            self._client.add_request(self._requests.make(submit, prompt, in_chunks=in_chunks))
             if submit.session:
                 self._sessions.open_session(submit.uid, submit.epoch)
 
     def update(self, update: Update) -> None:
         """New input for a session. Raises InvalidRequestError if it cannot be taken."""
         params = None
-        with _refusals():
-            self._check_ids(update.token_ids)
+        with refusals():
+            self._requests.check_ids(update.token_ids)
             if update.sampling is not None:
-                params = self._sampling(update.sampling)
+                params = self._requests.sampling(update.sampling)
                 if params.structured_outputs is not None:
                     raise ValueError("a segment cannot have structured output of its own")
         prompt = PromptUpdate(update.kind, tuple(update.token_ids), update.keep)
@@ -159,67 +148,6 @@ class StageEngine:
         if not isinstance(scheduler, ARMixin):
             raise InvalidRequestError("a generation stage has no sessions")
         return scheduler
-
-    def _params(self, submit: Submit) -> tuple[SamplingParams | None, PoolingParams | None]:
-        # A prompt found in the prefix cache is not computed, so its rows would not exist.
-        skip = not self._row_edges.isdisjoint(submit.edges) or None
-        if not self._generates:
-            extra = dict(submit.params)
-            return None, PoolingParams(
-                task=self._task, extra_kwargs=extra, skip_reading_prefix_cache=skip
-            )
-        self._check_ids(submit.token_ids)
-        sampling = self._sampling(_with_args(submit))
-        if skip:
-            sampling.skip_reading_prefix_cache = True
-        return sampling, None
-
-    def _sampling(self, given: Mapping[str, Any]) -> SamplingParams:
-        """Sampling parameters as upstream's own front end would make and check them. ValueError."""
-        sampling = SamplingParams(**given)
-        if sampling.max_tokens is None:
-            raise ValueError("max_tokens is not given")
-        sampling.verify(
-            self.config.model_config,
-            self.config.speculative_config,
-            self.config.structured_outputs_config,
-            None,
-        )
-        primary = self._eos if isinstance(self._eos, int) else None
-        sampling.update_from_generation_config(self._generation_config, primary)
-        return sampling
-
-    def _check_ids(self, token_ids: list[int]) -> None:
-        """What upstream's own front end checks and its engine takes for granted. ValueError."""
-        vocabulary = self.config.model_config.get_vocab_size()
-        if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocabulary):
-            raise ValueError(f"token ids must lie between 0 and {vocabulary - 1}")
-
-    def _request(
-        self,
-        submit: Submit,
-        prompt: HeardPrompt,
-        sampling: SamplingParams | None,
-        pooling: PoolingParams | None,
-        resumable: bool,
-    ) -> EngineCoreRequest:
-        # Strictly increasing: a gated request finds its place in the queue by it.
-        self._arrival = max(time.time(), self._arrival + 1e-6)
-        return EngineCoreRequest(
-            request_id=submit.uid,
-            prompt_token_ids=prompt.token_ids or [0],
-            mm_features=prompt.features or None,
-            sampling_params=sampling,
-            pooling_params=pooling,
-            arrival_time=self._arrival,
-            lora_request=None,
-            # A placeholder must never be found in the prefix cache; its plan brings its own salt.
-            cache_salt=submit.uid if submit.waits_for is not None else None,
-            data_parallel_rank=None,
-            external_req_id=submit.uid,
-            priority=submit.priority,
-            resumable=resumable,
-        )
 
     def abort(self, uids: list[str]) -> None:
         self._client.abort_requests(uids)
@@ -252,47 +180,6 @@ class StageEngine:
         if self._audio is not None:
             self._audio.close()
         self._client.shutdown()
-
-
-def _function(target: str) -> Callable[..., Any]:
-    """The function that "module:function" names; of a module, so that it crosses processes."""
-    module, _, name = target.partition(":")
-    try:
-        found: Callable[..., Any] = vars(importlib.import_module(module))[name]
-    except (ImportError, KeyError) as error:
-        raise TopologyError(f"config {target!r} of a stage cannot be imported: {error}") from error
-    return found
-
-
-@contextlib.contextmanager
-def _refusals() -> Iterator[None]:
-    """What upstream refuses, as an error of the caller."""
-    try:
-        yield
-    except (TypeError, ValueError, VLLMValidationError) as error:
-        message = " ".join(str(error).split())
-        raise InvalidRequestError(f"the engine refuses the request: {message}") from error
-
-
-def _with_args(submit: Submit) -> Mapping[str, Any]:
-    """Sampling parameters; the request's own parameters are visible to logits processors."""
-    sampling = dict(submit.sampling)
-    if submit.params:
-        extra = dict(sampling.get("extra_args") or {})
-        sampling["extra_args"] = {**submit.params, **extra}
-    return sampling
-
-
-def _generation_config(model: ModelConfig, spec: StageSpec) -> dict[str, Any]:
-    """What is not transformers' default of how the model generates; its end token, above all.
-
-    A checkpoint's own file speaks of the whole. A stage that runs a part of it takes what the
-    part's configuration says.
-    """
-    if spec.hf_config is None:
-        return model.try_get_generation_config()
-    found: dict[str, Any] = GenerationConfig.from_model_config(model.hf_config).to_diff_dict()
-    return found
 
 
 def _pooling_task(client: InprocClient) -> PoolingTask:

@@ -8,22 +8,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-import msgspec
 from vllm.v1.engine import EngineCoreOutput
 
-from antiphon.core.deadlines import effective_timeout
-from antiphon.core.options import PROMPT_EDGE
 from antiphon.errors import (
     AntiphonError,
-    DuplicateRequestError,
-    EmptyInputError,
     ErrorInfo,
-    InvalidRequestError,
     StageStepError,
 )
-from antiphon.payload.ref import Ref
-from antiphon.pipeline.topology import StageKind
-from antiphon.sched.inputs import Wait
+from antiphon.stage.admission import Admission
 from antiphon.stage.engine import StageEngine
 from antiphon.stage.messages import (
     Abort,
@@ -51,7 +43,6 @@ from antiphon.stage.messages import (
 from antiphon.stage.report import Frames, report
 from antiphon.stage.slumber import Held, Slumber
 from antiphon.stage.spec import StageSpec
-from antiphon.upstream.audio import HeardPrompt
 
 Send = Callable[[Event, Frames], None]
 
@@ -70,6 +61,7 @@ class StageHost:
         send(Starting("loading the model"), [])
         self._engine = StageEngine(spec)
         self.scheduler = self._engine.scheduler
+        self._admission = Admission(spec, self._engine)
         self._slumber = Slumber(self._engine, lambda event: send(event, []), self._start)
         config = self._engine.config
         send(
@@ -169,68 +161,11 @@ class StageHost:
                 self._interrupt(command)
 
     def _submit(self, submit: Submit) -> None:
-        coordinator = self.scheduler.coordinator
         try:
-            if submit.uid in self.scheduler.requests:
-                raise DuplicateRequestError(f"request {submit.uid} is still running")
-            if self.spec.kind is StageKind.AR and not (submit.token_ids or submit.waits_for):
-                raise EmptyInputError("the prompt is empty")
-            if submit.session:
-                self._check_session(submit)
-            if submit.audio and self.spec.prompt_adapter is not None:
-                raise InvalidRequestError(
-                    f"stage '{self.spec.name}' makes prompts of its own; it takes no audio"
-                )
-            heard = self._engine.prompt(submit)
-            wait, prompt = self._wait(submit), submit
-            if wait is None and self.spec.prompt_adapter is not None:
-                wait = Wait(PROMPT_EDGE, self.spec.input_wait_timeout_s)
-                prompt = msgspec.structs.replace(submit, token_ids=[], waits_for=PROMPT_EDGE)
-                heard = HeardPrompt([], [])
-            if error := self.scheduler.prompt_error(len(heard.token_ids)):
-                raise error
-            coordinator.expect(
-                submit.uid,
-                wait=wait,
-                edges=submit.edges,
-                params=submit.params,
-                num_prompt_tokens=len(heard.token_ids),
-                epoch=submit.epoch,
-            )
-            try:
-                self._engine.add(prompt, heard, in_chunks=wait is not None and wait.stream)
-            except AntiphonError:
-                coordinator.forget(submit.uid)
-                raise
-            if prompt is not submit:
-                ids = tuple(submit.token_ids)
-                ref = Ref(submit.uid, PROMPT_EDGE, 0, end=True, token_ids=ids)
-                self.scheduler.deliver(submit.uid, ref)
+            self._admission.admit(submit)
         except AntiphonError as error:
             failed = Output(submit.uid, finish="error", error=error.to_wire())
             self._send(Step([failed], []), [])
-
-    def _check_session(self, submit: Submit) -> None:
-        if submit.waits_for is not None:
-            raise InvalidRequestError("a session's input comes from its caller alone")
-        if submit.audio:
-            raise InvalidRequestError("a session takes no audio; make requests")
-        if self.spec.prompt_adapter is not None:
-            raise InvalidRequestError(
-                f"stage '{self.spec.name}' makes prompts of its own; a session cannot run there"
-            )
-        if any(edge.kv is not None for edge in self.spec.outputs):
-            raise InvalidRequestError(
-                f"stage '{self.spec.name}' hands over KV caches, which end with their request; "
-                f"a session cannot run there"
-            )
-
-    def _wait(self, submit: Submit) -> Wait | None:
-        if submit.waits_for is None:
-            return None
-        edge = next((e for e in self.spec.inputs if e.name == submit.waits_for), None)
-        timeout = effective_timeout(self.spec.input_wait_timeout_s, submit.wait_timeout_s)
-        return Wait(submit.waits_for, timeout, stream=edge is not None and edge.stream)
 
     def _update(self, update: Update) -> None:
         """An update that cannot be is the end of its session."""

@@ -6,13 +6,13 @@ one that the operator names, or comes from the topology's own `model` function.
 
 from __future__ import annotations
 
-import importlib
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from antiphon.core.options import ConnectorSpec, InEdge, OutEdge
+from antiphon.core.targets import load_target
 from antiphon.errors import TopologyError
 from antiphon.models.headers import check_checkpoint
 from antiphon.models.hub import named_folder
@@ -183,14 +183,7 @@ def model_folder(
 
 def _own_folder(stage: Stage, progress: Callable[[str, float | None], None]) -> Path:
     """What the topology's function returns."""
-    module_name, _, attribute = stage.model.partition(":")
-    try:
-        source = vars(importlib.import_module(module_name))[attribute]
-    except (ImportError, KeyError) as error:
-        raise TopologyError(
-            f"model of stage {stage.name} is {stage.model!r}, which cannot be imported: {error}"
-        ) from error
-    folder = source(progress)
+    folder = load_target(stage.model, f"model of stage {stage.name}")(progress)
     if not isinstance(folder, Path):
         raise TopologyError(
             f"{stage.model} returned a {type(folder).__name__} for stage {stage.name};"

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import cast
 
 from antiphon.core.options import InEdge, OutEdge, StageOptions
+from antiphon.core.targets import load_target
 from antiphon.errors import AdapterError
 from antiphon.payload.adapters import InputAdapterFactory, OutputAdapterFactory, StageContext
-
-
-def load_object(name: str) -> object:
-    """The object named "module:attribute". Raises AdapterError when it cannot be had."""
-    module_name, _, attribute = name.partition(":")
-    try:
-        return getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise AdapterError(f"'{name}' cannot be loaded: {error}") from error
 
 
 def input_factories(options: StageOptions, model: str) -> dict[str, InputAdapterFactory]:
@@ -32,7 +23,7 @@ def output_factories(options: StageOptions, model: str) -> dict[str, OutputAdapt
 
 
 def _make(edge: InEdge | OutEdge, stage: str, model: str) -> object:
-    maker = load_object(edge.adapter)
+    maker = load_target(edge.adapter, f"the adapter of edge {edge.name}", AdapterError)
     if not callable(maker):
         raise AdapterError(f"'{edge.adapter}' is not a class")
     return maker(StageContext(stage, edge.name, model, edge.options, edge.stream))

@@ -204,11 +204,15 @@ class StageRunnerMixin(CacheRunnerMixin):
 
     def _preprocess(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
         result = super()._preprocess(scheduler_output, *args, **kwargs)
-        if self._inputs is None or self.io is None:
+        io, (ids, embeds) = self.io, result[:2]
+        if io is None:
             return result
-        if self._frames is not None or self.io.has_decode_rows:
-            assert result[1] is not None  # noqa: S101  the model is given embeddings
-            self._inputs.overlay(result[1], self._spans, self.io.decode_rows)
+        if self._inputs is not None and (self._frames is not None or io.has_decode_rows):
+            assert embeds is not None  # noqa: S101  the model is given embeddings
+            self._inputs.overlay(embeds, self._spans, io.decode_rows)
+        if self._outputs.embeddings and io.wants_rows:
+            kept = self.get_model().embed_input_ids(ids) if embeds is None else embeds.clone()
+            self._outputs.keep_embeddings(kept)
         return result
 
     def _collect_rows(self, state: Any) -> None:

@@ -23,9 +23,18 @@ class StepOutputs:
         self.input_ids = INPUT_IDS in wanted
         self.frames = FRAMES in wanted
         layers = {name for name in wanted if name.startswith(_LAYER)}
-        self.layers = tuple(sorted(_layer(name) for name in layers))
+        numbers = sorted(_layer(name) for name in layers)
+        # Not through upstream's interface: it gives the tensor itself, which its first layers go
+        # on adding to, in place where a kernel can.
+        self.embeddings = 0 in numbers
+        self.layers = tuple(number for number in numbers if number)
+        self._embeddings: torch.Tensor | None = None
         self.of_model = wanted - layers - {INPUT_IDS, FRAMES}
         """Names of those that the model's forward has to return."""
+
+    def keep_embeddings(self, embeds: torch.Tensor) -> None:
+        """The step's input embeddings [num_tokens, hidden], which nobody else writes to."""
+        self._embeddings = embeds
 
     def fields(
         self,
@@ -43,6 +52,9 @@ class StepOutputs:
         if self.layers and layers is not None:
             names = map(layer_output, self.layers)
             made |= {name: per_token(rows) for name, rows in zip(names, layers, strict=True)}
+        if self._embeddings is not None:
+            made[layer_output(0)] = per_token(self._embeddings)
+            self._embeddings = None
         if frames is not None:
             made[FRAMES] = per_token(frames)
         return made

@@ -7,6 +7,7 @@ on a full edge all frames leave at the end.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from transformers import Qwen3OmniMoeConfig
@@ -30,7 +31,7 @@ class CodesOutput:
     needs = OutputNeeds(side_outputs=(FRAMES,))
 
     def __init__(self, context: StageContext) -> None:
-        config = Qwen3OmniMoeConfig.from_pretrained(context.model)
+        config: Any = Qwen3OmniMoeConfig.from_pretrained(context.model)
         self._end = config.talker_config.codec_eos_token_id
         self._framing = None
         if context.stream:
@@ -71,7 +72,8 @@ class CodesInput:
     """Code2wav's end: a prompt's ids are the codes, frame by frame."""
 
     def __init__(self, context: StageContext) -> None:
-        config = Qwen3OmniMoeConfig.from_pretrained(context.model).code2wav_config
+        whole: Any = Qwen3OmniMoeConfig.from_pretrained(context.model)
+        config = whole.code2wav_config
         self._codes, self._codebook = config.num_quantizers, config.codebook_size
 
     def open(self, uid: str, params: Mapping[str, Scalar]) -> CodesInput:

@@ -1,6 +1,6 @@
 """A stage's part of a checkpoint's configuration, as vLLM's `hf_overrides` wants it: a function of
 the whole configuration that returns the stage's. What is a stage's configuration already comes back
-as it is. The thinker needs none: vLLM has it under the name that the checkpoints carry.
+as it is.
 """
 
 from __future__ import annotations
@@ -11,6 +11,19 @@ from typing import Any
 from transformers import PretrainedConfig, Qwen3OmniMoeConfig
 
 from antiphon.models.qwen3_omni.register import CODE2WAV_ARCH, TALKER_ARCH
+
+
+def thinker_config(config: PretrainedConfig) -> PretrainedConfig:
+    """The whole, under whose name vLLM has the thinker, and with what ends the thinker's turns.
+
+    transformers' `generate` has that id as a default of its own; the files of a checkpoint need not
+    say it.
+    """
+    if not isinstance(config, Qwen3OmniMoeConfig):
+        return config
+    whole = copy.deepcopy(config)
+    whole.eos_token_id = whole.im_end_token_id
+    return whole
 
 
 def talker_config(config: PretrainedConfig) -> PretrainedConfig:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from transformers import Qwen3OmniMoeConfig
 
@@ -32,7 +33,7 @@ class Markers:
     @classmethod
     def read(cls, checkpoint: str | Path) -> Markers:
         """Those of a checkpoint's configuration."""
-        config = Qwen3OmniMoeConfig.from_pretrained(checkpoint)
+        config: Any = Qwen3OmniMoeConfig.from_pretrained(checkpoint)
         thinker = config.thinker_config
         media = {thinker.audio_token_id, thinker.image_token_id, thinker.video_token_id}
         return cls(

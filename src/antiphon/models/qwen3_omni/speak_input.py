@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from transformers import Qwen3OmniMoeConfig
@@ -49,7 +50,7 @@ class Setup:
     @classmethod
     def read(cls, checkpoint: str) -> Setup:
         """Raises ModelUnavailableError for a checkpoint without speakers or these embeddings."""
-        config = Qwen3OmniMoeConfig.from_pretrained(checkpoint)
+        config: Any = Qwen3OmniMoeConfig.from_pretrained(checkpoint)
         talker = config.talker_config
         ids = [config.tts_bos_token_id, config.tts_eos_token_id, config.tts_pad_token_id]
         bos, eos, pad = read_rows(checkpoint, EMBEDDINGS, ids)

@@ -26,6 +26,7 @@ THINKER = Stage(
         "kv_cache_memory_bytes": 4096 * _MIB,  # 96 KB per token in bfloat16
     },
     sampling={"temperature": 0.0, "max_tokens": 1024},
+    config=f"{_HERE}.configs:thinker_config",
     model_type=_MODEL_TYPE,
     weights=("thinker.",),
 )

@@ -1,0 +1,1 @@
+"""The Qwen2.5-Omni family: text and speech of one checkpoint."""
