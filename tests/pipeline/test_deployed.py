@@ -78,5 +78,8 @@ def test_whole_number_for_a_fraction() -> None:
 
 def test_limits_in_force() -> None:
     given = sample(codes=EdgeDeployment(request_chunks=2, request_bytes="1KiB"))
-    assert edge_limits(given, "codes") == EdgeLimits(request_chunks=2, request_bytes=1024)
-    assert edge_limits(given, "speech") == EdgeLimits()
+    assert edge_limits(given, CODES) == EdgeLimits(request_chunks=2, request_bytes=1024)
+    assert edge_limits(given, SPEECH) == EdgeLimits()
+    wide = replace(CODES, limits=EdgeLimits(request_chunks=900, total_chunks=900))
+    expected = EdgeLimits(request_chunks=2, request_bytes=1024, total_chunks=900)
+    assert edge_limits(given, wide) == expected

@@ -1,7 +1,7 @@
 """The deployment with every default filled in: the resolved form that `--print-config` shows.
 
 For each field of a stage the deployment wins, then what the topology's `engine` says, then the
-default for the device; for an edge the deployment, then the topology, then `EdgeLimits`, and
+default for the device; for an edge the deployment, then the topology, and
 `KvSettings` where it hands a KV cache on. A filled deployment is filled already: filling it again
 changes nothing.
 """
@@ -94,7 +94,7 @@ def fill_defaults(
 
 def _fill_edge(edge: Edge, deployment: Deployment) -> EdgeDeployment:
     """`edge` is the deployed one."""
-    limits = msgspec.structs.asdict(edge_limits(deployment, edge.name))
+    limits = msgspec.structs.asdict(edge_limits(deployment, edge))
     settings = {}
     if edge.kv is not None:
         settings = msgspec.structs.asdict(kv_settings(deployment, edge.name))

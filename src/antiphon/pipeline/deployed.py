@@ -24,12 +24,13 @@ def deployed(topology: Topology, deployment: Deployment) -> Topology:
     return dataclasses.replace(topology, edges=tuple(edges))
 
 
-def edge_limits(deployment: Deployment, name: str) -> EdgeLimits:
-    """What may be outstanding on an edge; the defaults of EdgeLimits where nothing is given."""
-    given = msgspec.structs.asdict(_given(deployment, name))
+def edge_limits(deployment: Deployment, edge: Edge) -> EdgeLimits:
+    """What may be outstanding on an edge; the topology's word where nothing is given."""
+    given = msgspec.structs.asdict(_given(deployment, edge.name))
     limits = {field: given[field] for field in EdgeLimits.__struct_fields__}
-    return EdgeLimits(
-        **{field: parse_bytes(size) for field, size in limits.items() if size is not None}
+    return msgspec.structs.replace(
+        edge.limits,
+        **{field: parse_bytes(size) for field, size in limits.items() if size is not None},
     )
 
 

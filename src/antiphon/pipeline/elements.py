@@ -10,6 +10,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from antiphon.core.budget import EdgeLimits
 from antiphon.core.kv_handoff import KvTransfer
 from antiphon.core.options import Scalar
 
@@ -80,6 +81,8 @@ class Edge:
     options: Mapping[str, Scalar] = field(default_factory=dict)
     kv: KvTransfer | None = None
     shared: bool = False
+    # What may be outstanding; an operator may say otherwise.
+    limits: EdgeLimits = field(default_factory=EdgeLimits)
 
 
 @dataclass(frozen=True, slots=True)

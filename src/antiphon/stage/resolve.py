@@ -156,7 +156,7 @@ def _out_edge(edge: Edge, topology: Topology, deployment: Deployment) -> OutEdge
         edge.output_adapter,
         dict(edge.options),
         stream=edge.mode is EdgeMode.STREAM,
-        limits=edge_limits(deployment, edge.name),
+        limits=edge_limits(deployment, edge),
         kv=edge.kv,
         kv_settings=kv_settings(deployment, edge.name),
         kv_blocks=edge.kv is not None and topology.stage(edge.consumer).kind is StageKind.AR,

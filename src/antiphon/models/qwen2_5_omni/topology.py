@@ -7,6 +7,7 @@ Sizes suit Qwen2.5-Omni-7B; sampling is what transformers' `generate` does by de
 
 from __future__ import annotations
 
+from antiphon.core.budget import EdgeLimits
 from antiphon.models.qwen2_5_omni.params import SEED, SPEAKER
 from antiphon.pipeline.topology import Edge, EdgeMode, Entry, Stage, StageKind, Topology
 
@@ -89,6 +90,8 @@ TOPOLOGY = Topology(
             mode=EdgeMode.STREAM,
             output_adapter=f"{_HERE}.speak_output:SpeakOutput",
             input_adapter=f"{_HERE}.speak_input:SpeakInput",
+            # Text is not held back by speech: a chunk is a token's row, and a reply has 1024.
+            limits=EdgeLimits(request_chunks=1024, total_chunks=16_384),
         ),
         Edge(
             name="codes",

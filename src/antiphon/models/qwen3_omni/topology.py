@@ -6,6 +6,7 @@ Sizes suit Qwen3-Omni-30B-A3B; sampling is what transformers' `generate` does by
 
 from __future__ import annotations
 
+from antiphon.core.budget import EdgeLimits
 from antiphon.models.qwen3_omni.voices import SPEAKER
 from antiphon.pipeline.topology import Edge, EdgeMode, Entry, Stage, StageKind, Topology
 
@@ -87,6 +88,8 @@ TOPOLOGY = Topology(
             mode=EdgeMode.STREAM,
             output_adapter=f"{_HERE}.speak_output:SpeakOutput",
             input_adapter=f"{_HERE}.speak_input:SpeakInput",
+            # Text is not held back by speech: a chunk is a token's row, and a reply has 1024.
+            limits=EdgeLimits(request_chunks=1024, total_chunks=16_384),
         ),
         Edge(
             name="codes",
