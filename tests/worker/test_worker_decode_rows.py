@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 
 from antiphon.worker.decode_rows import Place, StepSpans, condition_rows, output_places
+from antiphon.worker.device import CpuOps
 from antiphon.worker.inlets import DecodeRows
 
 PROMPT = 4
@@ -107,7 +108,9 @@ def conditioned(
     for token, row in rows.items():
         kept[str(token)] = DecodeRows()
         kept[str(token)].append(torch.as_tensor(row).unsqueeze(0))
-    condition_rows(embeds, [Place(token, str(token), 0) for token in rows], kept.get, condition)
+    condition_rows(
+        embeds, [Place(token, str(token), 0) for token in rows], kept.get, condition, CpuOps()
+    )
     return embeds
 
 

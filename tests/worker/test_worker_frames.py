@@ -12,11 +12,12 @@ from hypothesis import given
 from antiphon.errors import InvalidRequestError, TopologyError
 from antiphon.payload.adapters import FRAMES, INPUT_IDS, layer_output
 from antiphon.worker.capabilities import Draw
+from antiphon.worker.device import CpuOps
 from antiphon.worker.frame_sampling import FrameSampling
 from antiphon.worker.frames import Frames, FrameTable
 from antiphon.worker.step_outputs import StepOutputs
 
-CPU = torch.device("cpu")
+CPU = CpuOps()
 GREEDY = FrameSampling()
 
 

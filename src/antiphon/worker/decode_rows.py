@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from antiphon.worker.device import DeviceOps
 from antiphon.worker.inlets import DecodeRows
 
 Counts = npt.NDArray[np.integer]
@@ -57,6 +58,7 @@ def condition_rows(
     places: Sequence[Place],
     rows_of: Callable[[str], DecodeRows | None],
     condition: Condition | None,
+    ops: DeviceOps,
 ) -> None:
     """Condition `embeds` [num_tokens, hidden] in place; without `condition`, rows are added."""
     found = []
@@ -66,8 +68,8 @@ def condition_rows(
             found.append((place.token, row))
     if not found:
         return
-    at = torch.tensor([token for token, _ in found], device=embeds.device)
-    rows = torch.stack([row for _, row in found]).to(embeds.device)
+    at = ops.to_device(torch.tensor([token for token, _ in found]))
+    rows = ops.to_device(torch.stack([row for _, row in found]))
     if rows.is_floating_point():
         rows = rows.to(embeds.dtype)
     chosen = embeds[at]

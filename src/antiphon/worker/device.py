@@ -17,7 +17,16 @@ class HostCopy(ABC):
 
 
 class DeviceOps(ABC):
-    """What the runner needs beyond plain tensor code."""
+    """What the runner needs beyond plain tensor code, on `device`."""
+
+    device: torch.device
+
+    @abstractmethod
+    def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor of host memory on the device, for what is enqueued next. Waits for nothing.
+
+        It may be the tensor itself, which is not to be written to then.
+        """
 
     @abstractmethod
     def snapshot(self, rows: torch.Tensor) -> HostCopy:
@@ -72,6 +81,11 @@ class _Copied(HostCopy):
 class CpuOps(DeviceOps):
     """On CPU the "device" buffers are host memory that upstream reuses: copy at once."""
 
+    device = torch.device("cpu")
+
+    def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
     def snapshot(self, rows: torch.Tensor) -> HostCopy:
         return _Copied(rows.detach().clone())
 
@@ -121,8 +135,12 @@ class CudaOps(DeviceOps):
     """A device clone ordered after the forward, then one copy to pinned memory on a side stream."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        self.device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
+        # Pinned, or the thread would wait for everything that is enqueued already.
+        return tensor.pin_memory().to(self.device, non_blocking=True)
 
     def snapshot(self, rows: torch.Tensor) -> HostCopy:
         # The clone runs on the compute stream, before the next step overwrites the buffer.
@@ -130,7 +148,7 @@ class CudaOps(DeviceOps):
 
     def to_host(self, tensor: torch.Tensor) -> HostCopy:
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        self._stream.wait_stream(torch.cuda.current_stream(self.device))
         done = torch.cuda.Event()  # type: ignore[no-untyped-call]
         with torch.cuda.stream(self._stream):
             host.copy_(tensor, non_blocking=True)
@@ -149,19 +167,18 @@ class CudaOps(DeviceOps):
         self, blocks: torch.Tensor, ids: Sequence[int], pieces: Sequence[torch.Tensor]
     ) -> None:
         # Pageable memory: the copy has read it when it returns.
-        rows = torch.cat([piece.to(self._device) for piece in pieces])
+        rows = torch.cat([piece.to(self.device) for piece in pieces])
         blocks.index_copy_(0, self._indices(ids), rows.view(-1, *blocks.shape[1:]))
 
     def _indices(self, ids: Sequence[int]) -> torch.Tensor:
-        # Pinned, or the thread would wait for everything that is enqueued already.
-        return torch.tensor(ids, pin_memory=True).to(self._device, non_blocking=True)
+        return self.to_device(torch.tensor(ids))
 
     @property
     def frees_memory(self) -> bool:
         return True
 
     def free_bytes(self) -> int:
-        free, _ = torch.cuda.mem_get_info(self._device)
+        free, _ = torch.cuda.mem_get_info(self.device)
         return int(free)
 
 

@@ -15,6 +15,7 @@ import torch
 
 from antiphon.errors import InvalidRequestError
 from antiphon.worker.capabilities import Draw
+from antiphon.worker.device import DeviceOps
 
 KEYS = ("code_temperature", "code_top_k", "code_top_p")
 """Keys of a request's `extra_args` that change the defaults below."""
@@ -56,12 +57,12 @@ class FrameSampling:
         requests: Sequence[FrameSampling],
         indices: Sequence[int],
         frame_size: int,
-        device: torch.device,
+        ops: DeviceOps,
     ) -> Draw:
         """The choice for a step: of these requests, the frames of these output indices."""
         if all(request.seed is None for request in requests):
             return _most_likely
-        return _Lots(requests, indices, frame_size, device)
+        return _Lots(requests, indices, frame_size, ops)
 
 
 def _most_likely(code: int, logits: torch.Tensor) -> torch.Tensor:
@@ -76,12 +77,12 @@ class _Lots:
         requests: Sequence[FrameSampling],
         indices: Sequence[int],
         frame_size: int,
-        device: torch.device,
+        ops: DeviceOps,
     ) -> None:
         self._requests = requests
         self._indices = indices
         self._frame_size = frame_size
-        self._device = device
+        self._ops = ops
         self._noise: torch.Tensor | None = None  # [n, frame_size - 1, vocabulary]
         self._greedy = self._column([request.seed is None for request in requests])[:, 0]
         self._temperature = self._column([request.temperature for request in requests])
@@ -89,13 +90,13 @@ class _Lots:
         self._top_p = self._column([request.top_p for request in requests])
 
     def _column(self, values: Sequence[float]) -> torch.Tensor:
-        return torch.tensor(values, device=self._device).unsqueeze(1)
+        return self._ops.to_device(torch.tensor(values).unsqueeze(1))
 
     def __call__(self, code: int, logits: torch.Tensor) -> torch.Tensor:
         if self._noise is None:
             self._noise = self._draw(logits.shape[-1])
         values, ids = (logits.float() / self._temperature).sort(-1, descending=True)
-        ranks = torch.arange(values.shape[-1], device=self._device)
+        ranks = torch.arange(values.shape[-1], device=self._ops.device)
         chances = values.masked_fill(ranks >= self._top_k, -torch.inf).softmax(-1)
         # The first that passes the sum is still in, as in transformers' TopPLogitsWarper.
         chances = chances.masked_fill(chances.cumsum(-1) - chances >= self._top_p, 0.0)
@@ -105,8 +106,8 @@ class _Lots:
 
     def _draw(self, vocabulary: int) -> torch.Tensor:
         shape = (len(self._requests), self._frame_size - 1, vocabulary)
-        noise = torch.ones(shape, device=self._device)
-        generator = torch.Generator(self._device)
+        noise = torch.ones(shape, device=self._ops.device)
+        generator = torch.Generator(self._ops.device)
         for own, request, index in zip(noise, self._requests, self._indices, strict=True):
             if request.seed is not None:
                 generator.manual_seed(_hash(f"{request.seed}/{index}"))

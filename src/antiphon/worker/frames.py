@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from antiphon.worker.capabilities import DecodeHook
+from antiphon.worker.device import DeviceOps
 from antiphon.worker.frame_sampling import FrameSampling
 
 
@@ -20,12 +21,12 @@ class FrameTable:
     Preempted requests keep theirs, so there can be more than run at a time: it grows.
     """
 
-    def __init__(self, slots: int, length: int, frame_size: int, device: torch.device) -> None:
-        # [slots, length, frame_size]
-        self._frames = torch.zeros(slots, length, frame_size, dtype=torch.int32, device=device)
+    def __init__(self, slots: int, length: int, frame_size: int, ops: DeviceOps) -> None:
+        shape = (slots, length, frame_size)
+        self._frames = torch.zeros(shape, dtype=torch.int32, device=ops.device)
         self._free = list(reversed(range(slots)))
         self._slots: dict[str, int] = {}
-        self.device = device
+        self.ops = ops
 
     def add(self, uid: str) -> None:
         """Give a request a slot."""
@@ -57,8 +58,7 @@ class FrameTable:
     def _at(self, places: Sequence[tuple[str, int]]) -> tuple[torch.Tensor, torch.Tensor]:
         slots = torch.tensor([self._slots[uid] for uid, _ in places])
         indices = torch.tensor([index for _, index in places])
-        device = self.device
-        return slots.to(device, non_blocking=True), indices.to(device, non_blocking=True)
+        return self.ops.to_device(slots), self.ops.to_device(indices)
 
     def check_integrity(self) -> None:
         """Raise AssertionError if a slot is lost or given out twice."""
@@ -97,7 +97,9 @@ class Frames:
         if not places:
             return
         sampling = [self._sampling[uid] for uid, _ in places]
-        draw = FrameSampling.draw(sampling, [i for _, i in places], self._frame_size, hidden.device)
+        draw = FrameSampling.draw(
+            sampling, [i for _, i in places], self._frame_size, self._table.ops
+        )
         self._table.write(places, self._hook.predict_frames(hidden, token_ids, draw))
 
     def embed(self, places: Sequence[tuple[str, int]]) -> torch.Tensor:
@@ -110,9 +112,10 @@ class Frames:
         `spans` are (request, token row, output index) of each row whose token is known.
         """
         shape = (num_tokens, self._frame_size)
-        made = torch.full(shape, -1, dtype=torch.int32, device=self._table.device)
+        ops = self._table.ops
+        made = torch.full(shape, -1, dtype=torch.int32, device=ops.device)
         if spans:
-            rows = torch.tensor([row for _, row, _ in spans], device=made.device)
+            rows = ops.to_device(torch.tensor([row for _, row, _ in spans]))
             made[rows] = self._table.read([(uid, index) for uid, _, index in spans]).int()
         return made
 

@@ -64,8 +64,8 @@ def _append(
     ops: DeviceOps, wanted: Sequence[StepRow], hidden: torch.Tensor, side: Mapping[str, Field]
 ) -> None:
     # [num_wanted_tokens]
-    rows = torch.cat([torch.arange(w.start, w.stop) for w in wanted]).to(hidden.device)
-    indices = torch.tensor([w.index for w in wanted]).to(hidden.device)
+    rows = ops.to_device(torch.cat([torch.arange(w.start, w.stop) for w in wanted]))
+    indices = ops.to_device(torch.tensor([w.index for w in wanted]))
     hidden_wanted = any(want.log.wants_hidden for want in wanted)
     packed_hidden = ops.snapshot(hidden[rows]) if hidden_wanted else None
     packed_side = {name: _pack(ops, field, rows, indices) for name, field in side.items()}

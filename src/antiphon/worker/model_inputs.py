@@ -12,6 +12,7 @@ import torch
 from antiphon.errors import AntiphonError
 from antiphon.worker.capabilities import Capabilities
 from antiphon.worker.decode_rows import StepSpans, condition_rows, output_places
+from antiphon.worker.device import DeviceOps
 from antiphon.worker.frames import Frames
 from antiphon.worker.guard import raised
 from antiphon.worker.inlets import DecodeRows, PromptRows
@@ -30,16 +31,16 @@ class ModelInputs:
         capabilities: Capabilities,
         embeddings: tuple[int, torch.dtype],
         frames: Frames | None,
+        ops: DeviceOps,
     ) -> None:
         self._model = model
         self._embeds_prompts = capabilities.prompt_width is not None
         self._condition = None if capabilities.row_width is None else model.condition
         self._width, self._dtype = embeddings
         self._frames = frames
+        self._ops = ops
 
-    def embed_prompt(
-        self, prompt: PromptRows, device: torch.device
-    ) -> tuple[torch.Tensor, AntiphonError | None]:
+    def embed_prompt(self, prompt: PromptRows) -> tuple[torch.Tensor, AntiphonError | None]:
         """Input embeddings [n, hidden] of a planned prompt, on the host.
 
         An error concerns this request alone; the embeddings are zeros then.
@@ -51,9 +52,9 @@ class ModelInputs:
         count = len(prompt.rows)
 
         def embed() -> None:
-            rows = prompt.rows.to(device)
+            rows = self._ops.to_device(prompt.rows)
             rows = rows.to(dtype) if rows.is_floating_point() else rows
-            marks = None if prompt.marks is None else prompt.marks.to(device)
+            marks = None if prompt.marks is None else self._ops.to_device(prompt.marks)
             made.append(self._model.embed_prompt(rows, marks).to("cpu", dtype))
 
         error = raised(embed)
@@ -71,7 +72,7 @@ class ModelInputs:
         frames = self._frames
         places = output_places(spans, lambda uid: frames is not None or rows_of(uid) is not None)
         if frames is not None and places:
-            at = torch.tensor([place.token for place in places], device=embeds.device)
+            at = self._ops.to_device(torch.tensor([place.token for place in places]))
             made = frames.embed([(place.uid, place.index) for place in places])
             embeds[at] = made.to(embeds.dtype)
-        condition_rows(embeds, places, rows_of, self._condition)
+        condition_rows(embeds, places, rows_of, self._condition, self._ops)

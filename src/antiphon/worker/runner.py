@@ -8,8 +8,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from vllm.config import VllmConfig
-from vllm.model_executor.model_loader.utils import get_model_cls
-from vllm.model_executor.models.interfaces import supports_eagle3
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput, SamplerOutput
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
@@ -30,7 +28,7 @@ from antiphon.worker.materialise import StepRow, materialise
 from antiphon.worker.model_inputs import ModelInputs
 from antiphon.worker.side_outputs import OutputTap
 from antiphon.worker.stage_io import StageIO
-from antiphon.worker.step_outputs import StepOutputs
+from antiphon.worker.step_outputs import StepOutputs, check_layers
 
 
 class StageRunnerMixin(CacheRunnerMixin):
@@ -79,12 +77,12 @@ class StageRunnerMixin(CacheRunnerMixin):
                     f" set enable_prompt_embeds in its engine arguments, and give it one worker"
                 )
             slots, length = self.max_num_reqs, self.max_model_len
-            table = FrameTable(slots, length, can.frame_size, self.device)
+            table = FrameTable(slots, length, can.frame_size, self.device_ops)
             hook: Any = model  # its methods have been looked for
             self._frames = Frames(hook, table, can.frame_size)
         if takes_rows(self.vllm_config):
             width, dtype = self.inputs_embeds_size, self.inputs_embeds.gpu.dtype
-            self._inputs = ModelInputs(model, can, (width, dtype), self._frames)
+            self._inputs = ModelInputs(model, can, (width, dtype), self._frames, self.device_ops)
         self._give_caches(model, self.io, attends=can.attends_to_caches)
         if self._outputs.of_model:
             self._untapped = model
@@ -101,7 +99,7 @@ class StageRunnerMixin(CacheRunnerMixin):
             uid, params = new.req_id, new.sampling_params
             prompt = None if self.io is None else self.io.prompt_rows(uid)
             if prompt is not None and self._inputs is not None:
-                rows, error = self._inputs.embed_prompt(prompt, self.device)
+                rows, error = self._inputs.embed_prompt(prompt)
                 new.prompt_embeds = rows
                 # None of its ids is a token. They stay for upstream's penalties, which would count
                 # what another request has left in their place.
@@ -177,7 +175,7 @@ class StageRunnerMixin(CacheRunnerMixin):
         spans, whole = self._spans, np.flatnonzero(~self._partial)
         indices = spans.num_computed + np.diff(spans.offsets) - spans.num_prompt
         places = [(spans.uids[number], int(indices[number])) for number in whole]
-        rows = torch.from_numpy(whole).to(token_ids.device)
+        rows = self.device_ops.to_device(torch.from_numpy(whole))
         frames.make(places, state.sample_hidden_states[rows], token_ids[rows, 0].long())
 
     @property
@@ -258,23 +256,6 @@ def takes_rows(config: VllmConfig) -> bool:
     """Whether rows can reach the model: its peers are given none, drafts are verified without."""
     alone = config.parallel_config.world_size == 1 and config.speculative_config is None
     return alone and bool(config.model_config.enable_prompt_embeds)
-
-
-def check_layers(config: VllmConfig, layers: tuple[int, ...]) -> None:
-    """Raise TopologyError if the stage's model cannot give hidden states after these layers."""
-    model, total = (
-        get_model_cls(config.model_config),
-        config.model_config.get_total_num_hidden_layers(),
-    )
-    if not supports_eagle3(model):
-        raise TopologyError(
-            f"an edge wants hidden states after layers {list(layers)}, and {model.__name__} does"
-            f" not support vLLM's auxiliary hidden states (SupportsEagle3)"
-        )
-    if layers[-1] > total:
-        raise TopologyError(f"an edge wants hidden states after layer {layers[-1]} of {total}")
-    if config.speculative_config is not None:
-        raise TopologyError("an edge wants hidden states, which drafts of this stage use already")
 
 
 class CpuStageRunner(StageRunnerMixin, CPUModelRunner):

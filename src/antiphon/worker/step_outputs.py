@@ -7,6 +7,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
+from vllm.config import VllmConfig
+from vllm.model_executor.model_loader.utils import get_model_cls
+from vllm.model_executor.models.interfaces import supports_eagle3
 
 from antiphon.errors import TopologyError
 from antiphon.payload.adapters import FRAMES, INPUT_IDS, layer_output
@@ -67,3 +70,20 @@ def _layer(name: str) -> int:
             f"side output '{name}' names no layer; use antiphon.payload.adapters.layer_output"
         )
     return int(number)
+
+
+def check_layers(config: VllmConfig, layers: tuple[int, ...]) -> None:
+    """Raise TopologyError if the stage's model cannot give hidden states after these layers."""
+    model, total = (
+        get_model_cls(config.model_config),
+        config.model_config.get_total_num_hidden_layers(),
+    )
+    if not supports_eagle3(model):
+        raise TopologyError(
+            f"an edge wants hidden states after layers {list(layers)}, and {model.__name__} does"
+            f" not support vLLM's auxiliary hidden states (SupportsEagle3)"
+        )
+    if layers[-1] > total:
+        raise TopologyError(f"an edge wants hidden states after layer {layers[-1]} of {total}")
+    if config.speculative_config is not None:
+        raise TopologyError("an edge wants hidden states, which drafts of this stage use already")
