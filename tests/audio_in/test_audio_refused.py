@@ -34,7 +34,13 @@ WRONG: dict[str, tuple[list[int], tuple[AudioClip, ...], str, str]] = {
     "no place": ([7, 8, 9], (SOUND,), "AdapterError", "no place for each of its 1 clips"),
     "one place for two": ([7, PAD, 9], (SOUND, SOUND), "AdapterError", "its 2 clips"),
     "two places for one": ([7, PAD, PAD, 9], (SOUND,), "AdapterError", "more places"),
-    "a clip at the end": ([7, PAD], (SOUND,), "AdapterError", "ends with a clip"),
+    "a clip at the end": ([7, PAD], (SOUND,), "AdapterError", "followed by another one or by the"),
+    "clips side by side": (
+        [7, PAD, PAD, 9],
+        (SOUND, SOUND),
+        "AdapterError",
+        "put a token between them",
+    ),
     "no such id": ([7, PAD, 512], (SOUND,), "InvalidRequestError", "between 0 and 511"),
     "long prompt": ([7, PAD, 9], (long(40),), "InputTooLongError", "the prompt takes 522 tokens"),
     "many places": (

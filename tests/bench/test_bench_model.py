@@ -32,6 +32,8 @@ class Ours:
 class Theirs:
     """transformers, which takes a second for a call."""
 
+    threads = 2
+
     def __init__(self, sound: np.ndarray) -> None:
         self.sound = sound
         self.batches: list[list[str]] = []
@@ -50,6 +52,7 @@ async def test_both_are_asked_the_same() -> None:
     assert theirs.batches[-1][8:] == list(QUESTIONS[:2])
     for row in rows:
         assert (row.rounds, row.same_output, row.reference_seconds) == (2, True, 1.0)
+        assert (row.threads, row.reference_threads) == (3, 2)
         assert row.speedup > 1
         assert row.reference_frames_per_second == row.batch * FRAMES
         longest = max(len(question) for question in QUESTIONS[: row.batch])

@@ -70,9 +70,7 @@ def test_a_connector_of_your_own_is_imported(run: str) -> None:
     "kind", ["antiphon.no_such_module:Connector", ":Connector", ".relative:Connector"]
 )
 def test_a_module_that_cannot_be_imported_is_named(kind: str, run: str) -> None:
-    with pytest.raises(
-        DeploymentError, match=f"is '{kind}', which cannot be imported"
-    ):
+    with pytest.raises(DeploymentError, match=f"is '{kind}', which cannot be imported"):
         make_connector(kind, run, 100)
 
 

@@ -31,6 +31,14 @@ def test_mode_goes_either_way() -> None:
     assert back == TOPOLOGY
 
 
+def test_an_edge_that_does_not_stream_stays_full() -> None:
+    whole = replace(TOPOLOGY, edges=(SPEECH, replace(CODES, streams=False)))
+    assert deployed(whole, sample(codes=EdgeDeployment(mode="full"))) == whole
+    message = r"^edges\.codes\.mode: edge codes gives code2wav everything at once .*; remove it"
+    with pytest.raises(DeploymentError, match=message):
+        deployed(whole, sample(codes=EdgeDeployment(mode="stream")))
+
+
 def test_parts_stay_parts() -> None:
     found = deployed(TOPOLOGY, sample(speech=EdgeDeployment(mode="stream")))
     assert found.edges[0] == replace(SPEECH, mode=EdgeMode.STREAM)

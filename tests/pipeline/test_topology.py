@@ -60,6 +60,10 @@ WRONG = {
         {"edges": (SPEECH, replace(CODES, options={"sizes": [1, 2]}))},
         "option 'sizes' of edge codes is a list",
     ),
+    "a stream that does not stream": (
+        {"edges": (SPEECH, replace(CODES, mode=EdgeMode.STREAM, streams=False))},
+        "edge codes does not stream, and has mode stream; make it full",
+    ),
     "join": (
         {"edges": (SPEECH, CODES, replace(CODES, name="again", producer="thinker"))},
         "stage code2wav has 2 incoming edges",

@@ -7,7 +7,6 @@ apart from the other tests' engines.
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 from antiphon import Deployment, Omni, OmniRequest
 from antiphon.errors import AntiphonError
 from antiphon.models.qwen2_5_omni.tiny import write_tiny
-from antiphon.pipeline.deployment import EdgeDeployment, StageDeployment
+from antiphon.pipeline.deployment import StageDeployment
 from qwen2_5_omni_oracle import chat, generate
 
 PIPELINE = "qwen2.5-omni"
@@ -27,7 +26,7 @@ SAMPLING: dict[str, dict[str, object]] = {
 }
 
 
-def deployment(**edges: EdgeDeployment) -> Deployment:
+def deployment() -> Deployment:
     small = StageDeployment(
         device="cpu",
         dtype="float32",  # "auto" would be vLLM's choice, which is bfloat16
@@ -35,11 +34,8 @@ def deployment(**edges: EdgeDeployment) -> Deployment:
         max_num_batched_tokens=256,
         kv_cache_bytes="8MiB",
     )
-    return Deployment(
-        pipeline=PIPELINE,
-        stages=dict.fromkeys(("thinker", "talker", "token2wav"), small),
-        edges=edges,
-    )
+    stages = dict.fromkeys(("thinker", "talker", "token2wav"), small)
+    return Deployment(pipeline=PIPELINE, stages=stages)
 
 
 def request(text: str, **over: Any) -> OmniRequest:
@@ -57,15 +53,6 @@ def refusal(omni: Omni, **params: Any) -> str:
     except AntiphonError as error:
         return f"{error.code}: {error}"
     return "none"
-
-
-def start_error(folder: str) -> str:
-    given = deployment(codes=EdgeDeployment(mode="stream"))
-    try:
-        with Omni(PIPELINE, model=folder, deployment=given, in_process=True):
-            return "none"
-    except AntiphonError as error:
-        return f"{error.code}: {error}"
 
 
 def main() -> None:
@@ -92,9 +79,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["stream"]:
-        with tempfile.TemporaryDirectory() as place:
-            write_tiny(Path(place))
-            print(json.dumps({"stream": start_error(place)}))
-    else:
-        main()
+    main()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import Qwen2_5OmniForConditionalGeneration
 
 from antiphon.errors import (
     AdapterError,
@@ -30,8 +32,11 @@ from antiphon.models.qwen2_5_omni.tiny import (
     SPECIALS,
     THINKER_HIDDEN,
 )
+from antiphon.models.qwen2_5_omni.topology import TOPOLOGY
 from antiphon.payload.adapters import INPUT_IDS, Input, StageContext, StepRows, layer_output
 from antiphon.payload.types import Payload, per_token
+from antiphon.pipeline.deployed import deployed
+from antiphon.pipeline.deployment import Deployment, EdgeDeployment
 
 MASK, BOS, END, PAD = (
     CODEC[f"tts_codec_{name}_token_id"] for name in ("mask", "start", "end", "pad")
@@ -178,9 +183,25 @@ def test_rows_that_cannot_be_are_refused(checkpoint: str, payload: Payload, mess
 
 
 def test_speakers_are_known_by_name_in_any_case(checkpoint: str) -> None:
-    speakers = Speakers(checkpoint)
-    assert speakers.chosen({}).name == "Chelsie"
-    assert speakers.chosen({"speaker": "ETHAN"}).bos_token == SPEAKERS["Ethan"]
+    assert Speakers(checkpoint).chosen({"speaker": "ETHAN"}).bos_token == SPEAKERS["Ethan"]
+
+
+def test_without_a_name_it_is_who_speaks_in_transformers(checkpoint: str) -> None:
+    generate = Qwen2_5OmniForConditionalGeneration.generate
+    usual = inspect.signature(generate).parameters["speaker"].default
+    assert Speakers(checkpoint).chosen({}).name == usual == "Chelsie"
+
+
+@pytest.mark.parametrize(
+    ("names", "chosen"), [(("Ethan", "chelsie"), "chelsie"), (("Ethan", "Anna"), "Ethan")]
+)
+def test_where_there_is_no_chelsie_the_first_one_speaks(
+    checkpoint: str, tmp_path: Path, names: tuple[str, ...], chosen: str
+) -> None:
+    """Upper and lower case are the same here too."""
+    one = torch.load(Path(checkpoint) / SPEAKERS_FILE)["Ethan"]
+    torch.save(dict.fromkeys(names, one), tmp_path / SPEAKERS_FILE)
+    assert Speakers(tmp_path).chosen({}).name == chosen
 
 
 @pytest.mark.parametrize("made", [SpeakOutput, SpeakInput, CodesInput])
@@ -233,9 +254,12 @@ def test_nothing_said_is_an_empty_end(checkpoint: str) -> None:
     assert adapter.on_end() == []
 
 
-def test_a_stream_of_codes_is_refused_at_the_start(checkpoint: str) -> None:
-    with pytest.raises(DeploymentError, match=r"edges\.edge\.mode: .* use full"):
-        CodesOutput(context(checkpoint, stream=True))
+def test_a_stream_of_codes_is_refused_before_the_start() -> None:
+    given = Deployment(pipeline="qwen2.5-omni", edges={"codes": EdgeDeployment(mode="stream")})
+    with pytest.raises(
+        DeploymentError, match=r"edges\.codes\.mode: .* token2wav everything at once"
+    ):
+        deployed(TOPOLOGY, given)
 
 
 def codes_payload(*codes: int) -> Payload:

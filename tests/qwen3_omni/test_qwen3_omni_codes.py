@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from antiphon.core.frames import Framing
 from antiphon.errors import AdapterError, TopologyError
-from antiphon.models.qwen3_omni.codes import CODES, LEFT, CodesInput, CodesOutput, CodeWindows
+from antiphon.models.frame_codes import CODES, LEFT, CodeWindows
+from antiphon.models.qwen3_omni.codes import CodesInput, CodesOutput
 from antiphon.models.qwen3_omni.tiny import CODE_GROUPS, CODEBOOK, CODEC_EOS
 from antiphon.models.qwen3_omni.topology import TOPOLOGY
 from antiphon.payload.adapters import FRAMES, StageContext, StepRows

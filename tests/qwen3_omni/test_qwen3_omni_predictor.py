@@ -10,7 +10,7 @@ import torch
 from antiphon.errors import ModelUnavailableError
 from antiphon.models.code_predictor import CodePredictor, PredictorSizes
 from antiphon.models.qwen3_omni.tiny import tiny_config, tiny_model
-from antiphon.models.whole_weights import every_weight
+from antiphon.worker.whole_weights import every_weight
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -15,6 +16,7 @@ from antiphon.models.qwen3_omni.dialogue import Markers, TalkerView, talker_view
 from antiphon.models.qwen3_omni.speak_input import HIDDEN, NO_CODEC, SpeakInput
 from antiphon.models.qwen3_omni.speak_output import MEDIA, PROMPT, REPLY, SpeakOutput
 from antiphon.models.qwen3_omni.tiny import SPEAKERS, TALKER_HIDDEN, THINKER_HIDDEN
+from antiphon.models.qwen3_omni.voices import choose_speaker, speakers_of
 from antiphon.payload.adapters import INPUT_IDS, Input, StageContext, StepRows, layer_output
 from antiphon.payload.types import Payload, per_token
 from qwen3_omni_oracle import Oracle, Tone, chat, generate, reference
@@ -218,9 +220,18 @@ def test_the_speaker_is_the_requests(checkpoint: str, name: str) -> None:
     assert speaker_mark(checkpoint, speaker=name) == SPEAKERS[name.lower()]
 
 
-def test_without_a_name_the_first_speaker_speaks(checkpoint: str) -> None:
-    names = reference(checkpoint).config.talker_config.speaker_id
-    assert speaker_mark(checkpoint) == next(iter(names.values()))
+def test_without_a_name_it_is_who_speaks_in_transformers(checkpoint: str) -> None:
+    """Not the first one, which is another."""
+    usual = inspect.signature(reference(checkpoint).generate).parameters["speaker"].default
+    assert next(iter(speakers_of(checkpoint))) != usual.lower()
+    assert speaker_mark(checkpoint) == SPEAKERS[usual.lower()]
+
+
+@pytest.mark.parametrize(("speakers", "chosen"), [({"b": 7, "ETHAN": 8}, 8), ({"b": 7, "a": 8}, 7)])
+def test_where_there_is_no_ethan_the_first_one_speaks(
+    speakers: dict[str, int], chosen: int
+) -> None:
+    assert choose_speaker(speakers, None) == chosen
 
 
 @pytest.mark.parametrize("name", ["nobody", "", 3])

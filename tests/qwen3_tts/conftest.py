@@ -50,6 +50,14 @@ def overlapped_talker(engines: EnginePool) -> Any:
 
 
 @pytest.fixture(scope="session")
+def cached_talker(engines: EnginePool) -> Any:
+    """The cramped one with prefix caching, which the topology turns off."""
+    from qwen3_tts_stages import CRAMPED, talker_spec
+
+    return engines.stage(talker_spec("cached", enable_prefix_caching=True, **CRAMPED))
+
+
+@pytest.fixture(scope="session")
 def code2wav(engines: EnginePool) -> Any:
     from qwen3_tts_stages import code2wav_spec
 

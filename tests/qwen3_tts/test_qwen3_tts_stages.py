@@ -4,15 +4,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
+from antiphon.errors import InputTooLongError
 from qwen3_tts_stages import (
     FULL,
     SAMPLES,
     STREAM,
     Speaking,
     about,
+    case,
     codes_of,
     params_of,
     plain_cases,
@@ -82,6 +86,62 @@ def test_streamed_sound(any_talker: Driven, code2wav: Driven) -> None:
     speaking.assert_empty()
 
 
+def _tell(speaking: Speaking, told: dict[str, str], turn: str = "") -> None:
+    """Have one text spoken with each of these instructions."""
+    name = "written-told-whole"
+    for uid, instruct in told.items():
+        params = {**params_of(name), "instruct": instruct}
+        speaking.say(f"{uid}-{turn}" if turn else uid, name, params=params)
+
+
+@pytest.mark.parametrize("stage", ["cramped_talker", "overlapped_talker"])
+def test_one_request_in_pieces_and_again(
+    stage: str, code2wav: Driven, request: pytest.FixtureRequest
+) -> None:
+    """Its prompt takes two steps, and a long neighbour, who came first, takes its blocks."""
+    name, other = "pair-auto-streaming", "sentence-auto-streaming"
+    speaking = Speaking(request.getfixturevalue(stage), code2wav)
+    speaking.say("long", other, max_tokens=64, min_tokens=64)
+    while len(speaking.frames("long")) < 24:
+        speaking.step()
+    speaking.say("r", name)
+    speaking.run()
+    assert speaking.preempted == {"r"}
+    assert speaking.errors("r") == []
+    assert speaking.spoken("r") == codes_of(name)
+    assert torch.equal(speaking.sound("r"), references()[f"{name}.wave"])
+    assert speaking.frames("long")[: case(other)["frames"]] == codes_of(other)
+    speaking.assert_empty()
+
+
+def test_rows_are_not_shared_by_a_prefix_cache(
+    cached_talker: Driven, talker: Driven, code2wav: Driven
+) -> None:
+    """Everyone's prompt has the same ids, and two have more of them than a block: a block's key has
+    to tell whose rows are in it. In two rounds, with preemption.
+    """
+    told = {f"told-{how}": f"be {how}, and speak as if to us alone" for how in ("calm", "loud")}
+    alone = Speaking(talker, code2wav)
+    _tell(alone, told)
+    alone.run()
+    expected = {uid: alone.frames(uid) for uid in told}
+    assert expected["told-calm"] != expected["told-loud"]
+    alone.assert_empty()
+    for turn in ("first", "second"):
+        speaking = Speaking(cached_talker, code2wav)
+        _tell(speaking, told, turn)
+        for name in BATCH:
+            speaking.say(f"{name}-{turn}", name)
+        speaking.run()
+        for uid in told:
+            assert speaking.frames(f"{uid}-{turn}") == expected[uid]
+        for name in BATCH:
+            assert speaking.errors(f"{name}-{turn}") == []
+            assert speaking.spoken(f"{name}-{turn}") == codes_of(name)
+        assert speaking.preempted
+        speaking.assert_empty()
+
+
 @pytest.mark.parametrize(
     "other",
     [
@@ -134,6 +194,28 @@ def test_one_bad_request_hurts_no_other(talker: Driven, code2wav: Driven) -> Non
     assert speaking.errors("bad")[0] == "invalid_parameter"
     assert speaking.spoken("good") == codes_of(name)
     speaking.code2wav.abort("bad'")
+    speaking.assert_empty()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"params": {"instruct": "slowly " * 50}}, {"ids": [500, 12, 198, *[7] * 300, 501, 198, 2, 3]}],
+    ids=["instruction", "text"],
+)
+def test_what_is_too_long_ends_alone(
+    wrong: dict[str, Any], talker: Driven, code2wav: Driven
+) -> None:
+    """The stage's model length is 256: also what the adapter adds counts."""
+    name = "sentence-english-streaming"
+    speaking = Speaking(talker, code2wav)
+    speaking.say("good", name)
+    speaking.say("long", name, **wrong)
+    speaking.run()
+    assert speaking.errors("long")[0] == InputTooLongError.code
+    assert speaking.frames("long") == []
+    assert speaking.spoken("good") == codes_of(name)
+    assert torch.equal(speaking.sound("good"), references()[f"{name}.wave"])
+    speaking.code2wav.abort("long'")
     speaking.assert_empty()
 
 

@@ -9,13 +9,14 @@ import pytest
 
 from engine_pool import EnginePool
 
-# 7 blocks can be given out: 224 tokens for everybody.
-CRAMPED: dict[str, Any] = {
-    "max_model_len": 192,
-    "max_num_batched_tokens": 48,
-    "kv_cache_memory_bytes": 8 * 32768,
-}
 _pool = EnginePool(Path(__file__).parent)
+
+
+def specs() -> Any:
+    """Imported with the first engine: it imports vllm."""
+    import tiny_specs
+
+    return tiny_specs
 
 
 @pytest.fixture(scope="session")
@@ -50,31 +51,33 @@ def fresh_records() -> None:
 @pytest.fixture(scope="session")
 def roomy(engines: EnginePool, model_a: str) -> Any:
     """A stage with a few edges and plenty of blocks; prompts fit one step."""
-    return engines.stage(few_edges("roomy", model_a))
+    return engines.stage(specs().few_edges("roomy", model_a))
 
 
 @pytest.fixture(scope="session")
 def cramped(engines: EnginePool, model_a: str) -> Any:
     """The same with chunked prefill, and so few blocks that a batch is preempted."""
-    return engines.stage(few_edges("cramped", model_a, **CRAMPED))
+    return engines.stage(specs().few_edges("cramped", model_a, **specs().CRAMPED))
 
 
 @pytest.fixture(scope="session")
 def overlapped(engines: EnginePool, model_a: str) -> Any:
     """The roomy stage with asynchronous scheduling."""
-    return engines.stage(few_edges("overlapped", model_a, async_scheduling=True))
+    return engines.stage(specs().few_edges("overlapped", model_a, async_scheduling=True))
 
 
 @pytest.fixture(scope="session")
 def cramped_overlapped(engines: EnginePool, model_a: str) -> Any:
     """Chunks, preemption and asynchronous scheduling together."""
-    return engines.stage(few_edges("cramped-overlapped", model_a, async_scheduling=True, **CRAMPED))
+    return engines.stage(
+        specs().few_edges("cramped-overlapped", model_a, async_scheduling=True, **specs().CRAMPED)
+    )
 
 
 @pytest.fixture(scope="session")
 def cached(engines: EnginePool, model_a: str) -> Any:
     """The roomy stage with prefix caching, on the connector that `listener` takes from."""
-    return engines.stage(few_edges("cached", model_a, enable_prefix_caching=True))
+    return engines.stage(specs().few_edges("cached", model_a, enable_prefix_caching=True))
 
 
 @pytest.fixture(scope="session")
@@ -113,13 +116,15 @@ def model_special(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="session")
 def special(engines: EnginePool, model_special: str) -> Any:
     """A stage of the special model with many edges and two places."""
-    return engines.stage(special_spec("special", model_special))
+    return engines.stage(specs().special_spec("special", model_special))
 
 
 @pytest.fixture(scope="session")
 def special_overlapped(engines: EnginePool, model_special: str) -> Any:
     """The same with asynchronous scheduling."""
-    return engines.stage(special_spec("special-overlapped", model_special, async_scheduling=True))
+    return engines.stage(
+        specs().special_spec("special-overlapped", model_special, async_scheduling=True)
+    )
 
 
 @pytest.fixture(scope="session")
@@ -137,24 +142,15 @@ def model_gpt2(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="session")
 def layered(engines: EnginePool, model_a: str) -> Any:
     """A stage whose edges want hidden states after layers."""
-    return engines.stage(layered_spec("layered", model_a))
+    return engines.stage(specs().layered_spec("layered", model_a))
 
 
 @pytest.fixture(scope="session")
 def layered_cramped(engines: EnginePool, model_a: str) -> Any:
     """The same with chunks, preemption and asynchronous scheduling."""
-    return engines.stage(layered_spec("layered-cramped", model_a, async_scheduling=True, **CRAMPED))
-
-
-def layered_spec(name: str, model: str, **over: Any) -> Any:
-    from antiphon.core.options import OutEdge
-    from tiny import tiny_spec
-
-    edges = (
-        OutEdge("layers", "tiny_adapters:LayersOut"),
-        OutEdge("layer", "tiny_adapters:LayersOnlyOut"),
+    return engines.stage(
+        specs().layered_spec("layered-cramped", model_a, async_scheduling=True, **specs().CRAMPED)
     )
-    return tiny_spec(name, model, f"stage_{name}", outputs=edges, **over)
 
 
 @pytest.fixture(scope="session")
@@ -170,66 +166,29 @@ def model_talker(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="session")
 def talker_roomy(engines: EnginePool, model_talker: str) -> Any:
     """A talker with plenty of blocks; prompts fit one step."""
-    return engines.stage(talker_spec("roomy", model_talker))
+    return engines.stage(specs().talker_spec("roomy", model_talker))
 
 
 @pytest.fixture(scope="session")
 def talker_cramped(engines: EnginePool, model_talker: str) -> Any:
     """The same with chunked prefill and preemption."""
-    return engines.stage(talker_spec("cramped", model_talker, **CRAMPED))
+    return engines.stage(specs().talker_spec("cramped", model_talker, **specs().CRAMPED))
 
 
 @pytest.fixture(scope="session")
 def talker_overlapped(engines: EnginePool, model_talker: str) -> Any:
     """The roomy talker with asynchronous scheduling."""
-    return engines.stage(talker_spec("overlapped", model_talker, async_scheduling=True))
+    return engines.stage(specs().talker_spec("overlapped", model_talker, async_scheduling=True))
 
 
 @pytest.fixture(scope="session")
 def talker_cramped_overlapped(engines: EnginePool, model_talker: str) -> Any:
     """Chunks, preemption and asynchronous scheduling together."""
     return engines.stage(
-        talker_spec("cramped-overlapped", model_talker, async_scheduling=True, **CRAMPED)
+        specs().talker_spec(
+            "cramped-overlapped", model_talker, async_scheduling=True, **specs().CRAMPED
+        )
     )
-
-
-def talker_spec(name: str, model: str, **over: Any) -> Any:
-    import msgspec
-
-    from antiphon.core.options import OutEdge
-    from tiny import tiny_spec
-
-    edges = (OutEdge("frames", "tiny_adapters:FramesOut"),)
-    spec = tiny_spec(
-        name, model, f"talker_{name}", outputs=edges, enable_prompt_embeds=True, **over
-    )
-    return msgspec.structs.replace(spec, prompt_adapter="tiny_talker:TalkerPrompt")
-
-
-def special_spec(name: str, model: str, **over: Any) -> Any:
-    from antiphon.core.options import OutEdge
-    from tiny import tiny_spec
-
-    names = {"side": "SideOut", "rows": "RowsOut", "missing": "MissingSideOut", "ids": "TokensOut"}
-    edges = [OutEdge(edge, f"tiny_adapters:{cls}") for edge, cls in names.items()]
-    edges += [
-        OutEdge(f"fail-{at}", "tiny_adapters:RowsOut", {"fail": at})
-        for at in ("open", "rows", "end")
-    ]
-    edges.append(OutEdge("fail-tokens", "tiny_adapters:TokensOut", {"fail": "tokens"}))
-    return tiny_spec(name, model, f"stage_{name}", outputs=tuple(edges), max_num_seqs=2, **over)
-
-
-def few_edges(name: str, model: str, **over: Any) -> Any:
-    from antiphon.core.options import OutEdge
-    from tiny import tiny_spec
-
-    edges = (
-        OutEdge("rows", "tiny_adapters:RowsOut"),
-        OutEdge("ids", "tiny_adapters:TokensOut"),
-        OutEdge("quiet", "worker_bench:QuietOut"),
-    )
-    return tiny_spec(name, model, "stage_tests", outputs=edges, **over)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

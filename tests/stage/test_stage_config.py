@@ -28,7 +28,5 @@ def test_config_function_that_is_not_there(model_a: str, target: str) -> None:
     from tiny import tiny_spec
 
     spec = tiny_spec("configured", model_a, "stage_tests")
-    with pytest.raises(
-        TopologyError, match=f"stage configured is '{target}', which cannot"
-    ):
+    with pytest.raises(TopologyError, match=f"stage configured is '{target}', which cannot"):
         StageEngine(msgspec.structs.replace(spec, hf_config=target))

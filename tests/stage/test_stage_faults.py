@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from conftest import special_spec
 from engine_pool import EnginePool
 from tiny import Driven
 from tiny_adapters import SEEN
+from tiny_specs import special_spec
 from tiny_stage_model import CROOKED, EARLY, FRAIL, POISON
 
 

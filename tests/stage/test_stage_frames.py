@@ -13,7 +13,7 @@ import pytest
 from antiphon.payload.types import Scalar
 from tiny import VOCAB, Driven
 from tiny_adapters import SEEN
-from tiny_talker import CLUMSY, FRAME, Reference
+from tiny_talker import CLUMSY, FRAME, SHORT, Reference
 
 IDS = [tuple(1000 + 7 * i + 3 * j for j in range(4 + 11 * i)) for i in range(6)]
 ROWS: dict[str, Scalar] = {"rows": 9, "padding": True}
@@ -115,8 +115,7 @@ def test_the_lots_of_seeds_agree_between_stages(
 
 def test_codes_can_be_the_most_likely_ones_of_a_sampled_token(talker_roomy: Driven) -> None:
     talker_roomy.clear()
-    extra = {"code_temperature": 0.0}
-    run(talker_roomy, IDS[1:2], sampling={"temperature": 1.0, "seed": 4, "extra_args": extra})
+    run(talker_roomy, IDS[1:2], sampling={"temperature": 1.0, "seed": 4, "code_temperature": 0.0})
     greedy = frames("r0")
     run(talker_roomy, IDS[1:2], sampling={"temperature": 1.0, "seed": 4})
     sampled = frames("r0")
@@ -129,6 +128,9 @@ def test_codes_can_be_the_most_likely_ones_of_a_sampled_token(talker_roomy: Driv
     [
         ({"params": {**ROWS, "short": True}}, "rows of shape"),
         ({"sampling": {"extra_args": {"code_top_p": 2}}}, "code_top_p is 2"),
+        ({"sampling": {"extra_args": {"code_top_k": float("inf")}}}, "code_top_k is inf"),
+        ({"sampling": {"extra_args": {"code_top_k": 1e300}}}, "code_top_k is 1e+300"),
+        ({"sampling": {"code_top_k": -1}}, "code_top_k is -1"),
         ({"sampling": {"extra_args": {"code_temperature": "hot"}}}, "code_temperature is 'hot'"),
     ],
 )
@@ -147,16 +149,19 @@ def test_a_bad_request_ends_alone(
     talker_roomy.assert_empty()
 
 
+@pytest.mark.parametrize(
+    ("mistake", "message"), [(CLUMSY, "cannot be embedded"), (SHORT, "gave [16, 64] for 17 rows")]
+)
 def test_a_prompt_that_cannot_be_embedded_ends_alone(
-    talker_roomy: Driven, oracle: Reference
+    talker_roomy: Driven, oracle: Reference, mistake: int, message: str
 ) -> None:
     talker_roomy.clear()
-    submit(talker_roomy, "bad", (*IDS[1][:-1], CLUMSY), 12)
+    submit(talker_roomy, "bad", (*IDS[1][:-1], mistake), 12)
     submit(talker_roomy, "good", IDS[2], 12)
     talker_roomy.run()
     (end,) = talker_roomy.endings("bad")
     assert end.error is not None
-    assert "cannot be embedded" in end.error.message
+    assert message in end.error.message
     assert frames("good") == oracle.frames(IDS[2], ROWS, 12)
     talker_roomy.discard()
     talker_roomy.assert_empty()

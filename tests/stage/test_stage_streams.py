@@ -11,9 +11,9 @@ from transformers import LlamaForCausalLM
 from antiphon.core.budget import EdgeLimits
 from antiphon.core.options import InEdge, OutEdge
 from antiphon.stage.messages import Abort, Sleep, Wake
-from conftest import CRAMPED
 from engine_pool import EnginePool
 from tiny import Driven, reference, tiny_spec
+from tiny_specs import CRAMPED
 from tiny_streams import MADE, Chain, expected_tokens
 
 PROMPT = [5, 17, 80, 3, 44, 91, 12]

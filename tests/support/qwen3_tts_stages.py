@@ -6,7 +6,7 @@ The fixtures are written by scripts/qwen3_tts_fixtures.py.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -123,9 +123,12 @@ class Speaking:
         *,
         edge: str = FULL,
         params: Mapping[str, Any] | None = None,
+        ids: Sequence[int] | None = None,
         **sampling: Any,
     ) -> None:
-        """Speak the text of a case, greedily, for as many frames as the case has at most."""
+        """Speak the text of a case, greedily, for as many frames as the case has at most; `ids` in
+        place of its own.
+        """
         given = case(name)
         told = {
             "max_tokens": about()["max_frames"],
@@ -136,21 +139,26 @@ class Speaking:
             **sampling,
         }
         voice = params_of(name) if params is None else dict(params)
-        self.talker.submit(uid, given["ids"], edges=(edge, TAP), sampling=told, params=voice)
+        spoken = given["ids"] if ids is None else ids
+        self.talker.submit(uid, spoken, edges=(edge, TAP), sampling=told, params=voice)
         self.code2wav.submit(f"{uid}'", waits_for=edge)
 
     def run(self, limit: int = 4000) -> None:
         """Step both in turn until neither has work."""
         for _ in range(limit):
-            self._forward()
-            working = [s.host for s in (self.talker, self.code2wav) if s.host.has_work]
-            if not working:
+            if not self.step():
                 return
-            for host in working:
-                host.step()
-            live = self.talker.scheduler.requests.values()
-            self.preempted |= {r.request_id for r in live if r.num_preemptions}
         raise AssertionError(f"the stages still work after {limit} rounds")
+
+    def step(self) -> bool:
+        """Pass on what is known and step both, if they have work; whether any had."""
+        self._forward()
+        working = [s.host for s in (self.talker, self.code2wav) if s.host.has_work]
+        for host in working:
+            host.step()
+        live = self.talker.scheduler.requests.values()
+        self.preempted |= {r.request_id for r in live if r.num_preemptions}
+        return bool(working)
 
     def _forward(self) -> None:
         stages = (self.talker, self.code2wav)

@@ -68,7 +68,6 @@ class TinyDeaf(nn.Module, IsAttentionFree):
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
-        self.nothing = nn.Parameter(torch.zeros(1), requires_grad=False)
         self.pooler = _Pooler()
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
@@ -78,7 +77,7 @@ class TinyDeaf(nn.Module, IsAttentionFree):
         return input_ids.float().unsqueeze(1)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        return {"nothing"}
+        return set()
 
 
 class TinyReader(TinyDeaf):

@@ -26,6 +26,7 @@ WIDTH = 16  # of prompt rows and decode rows
 FRAME = 3
 CODES = 40  # vocabulary of the further codes
 CLUMSY = 9999  # an id whose prompt cannot be embedded
+SHORT = 9998  # one whose prompt gets a row too few
 
 
 def register() -> None:
@@ -74,7 +75,8 @@ class TinyTalker(LlamaForCausalLM):
     def embed_prompt(self, rows: torch.Tensor, marks: torch.Tensor | None) -> torch.Tensor:
         if marks is not None and bool((marks == CLUMSY % VOCAB).any()):
             raise RuntimeError("the prompt cannot be embedded")
-        return self.tables.prompt(rows, marks)
+        short = marks is not None and bool((marks == SHORT % VOCAB).any())
+        return self.tables.prompt(rows, marks)[int(short) :]
 
     def condition(self, embeds: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         return embeds + rows @ self.tables.projection
@@ -123,7 +125,7 @@ def planned(
     """Prompt rows and marks, decode rows and padding of a prompt of these ids."""
     generator = torch.Generator().manual_seed(sum(ids))
     rows = torch.randn(len(ids) + 2, WIDTH, generator=generator)
-    marks = torch.tensor([[id_ % VOCAB if id_ == CLUMSY else id_ % 10] for id_ in ids] + [[1], [2]])
+    marks = torch.tensor([[id_ % (VOCAB if id_ >= SHORT else 10)] for id_ in ids] + [[1], [2]])
     decode = torch.randn(int(params.get("rows", 0)), WIDTH, generator=generator)
     padding = torch.randn(WIDTH, generator=generator) if params.get("padding") else None
     return rows, marks, decode, padding

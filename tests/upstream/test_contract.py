@@ -48,6 +48,15 @@ def test_check_tells_ok_from_missing_and_changed(symbol: Symbol, status: Status)
     assert run_check([symbol])[0].status is status
 
 
+def test_a_hook_is_a_name_that_upstream_looks_for() -> None:
+    loader = "vllm.model_executor.model_loader.default_loader"
+    found = [
+        run_check([Symbol(loader, f"DefaultModelLoader.{name}", "hook", None, "s", "r", "f")])[0]
+        for name in ("is_unused_checkpoint_weight", "is_unused_checkpoint_wheat")
+    ]
+    assert [row.status for row in found] == [Status.OK, Status.MISSING]
+
+
 def test_missing_module_is_a_row_not_an_exception() -> None:
     symbol = Symbol("vllm.no_such_module", "X", "class", None, "s", "r", "f")
     (row,) = run_check([symbol])

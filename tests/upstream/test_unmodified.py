@@ -152,13 +152,33 @@ def test_every_listed_name_is_used() -> None:
     assert sorted(name for name in LISTED_NAMES if name not in used) == []
 
 
+_INTERNALS = ("vllm.model_executor.", "vllm.compilation.", "transformers.models.")
+
+
+def test_what_models_import_of_upstreams_inside_is_listed() -> None:
+    """Configurations of transformers apart: they are a checkpoint's format."""
+    unlisted = {
+        (node.module, alias.name)
+        for _, tree in trees(PACKAGE / "models")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(_INTERNALS)
+        for alias in node.names
+        if not alias.name.endswith("Config")
+    } - LISTED
+    assert unlisted == set()
+
+
 def _words(tree: ast.Module) -> set[str]:
-    """Every name in the code; of strings the last part, as qualified names are given as strings."""
+    """Every name in the code, also what is set on a class; of strings the last part, as qualified
+    names are given as strings.
+    """
     words: set[str] = set()
     for node in ast.walk(tree):
         match node:
             case ast.Attribute():
                 words.add(node.attr)
+            case ast.Name(ctx=ast.Store()):
+                words.add(node.id)
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
                 words.add(node.name)
             case ast.alias():

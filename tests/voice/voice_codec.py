@@ -17,7 +17,7 @@ with warnings.catch_warnings():
     from vllm.pooling_params import PoolingParams
     from vllm.v1.pool.metadata import PoolingMetadata, PoolingStates
 
-    from antiphon.models.voice.code2wav import WaveformPooler, sizes_of
+    from antiphon.models.voice.code2wav import CodecPooler, sizes_of
 
 from antiphon.models.voice import weights
 from antiphon.models.voice.code2wav_config import Code2WavConfig
@@ -77,7 +77,7 @@ class Decoding:
     """The pooler with upstream's own metadata; a request is its state."""
 
     def __init__(self) -> None:
-        self._pooler = WaveformPooler(load_decoder(), seed=0)
+        self._pooler = CodecPooler(load_decoder(), seed=0)
 
     def step(self, chunks: Sequence[Chunk], states: Sequence[PoolingStates]) -> list[torch.Tensor]:
         """One chunk of each request, decoded together."""

@@ -10,6 +10,7 @@ done, so its time to the first sound is that of the whole call.
 from __future__ import annotations
 
 import asyncio
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -27,6 +28,7 @@ from antiphon.orchestrator.api import OmniRequest, Reply
 TEXT_TOKENS = 16
 FRAMES = 64
 SPEAKER = "ethan"
+STAGES = 3
 SAME_AUDIO = 1e-3  # largest difference of two samples, -1 to 1, that still counts as the same
 QUESTIONS = (
     "What is the capital of France?",
@@ -57,6 +59,8 @@ class Pipeline(Protocol):
 class Other(Protocol):
     """What it is measured against."""
 
+    threads: int
+
     def generate(self, questions: Sequence[str]) -> Generated: ...
 
 
@@ -72,6 +76,8 @@ class Row(msgspec.Struct, frozen=True):
     ttfa_speedup: float
     frames_per_second: float
     reference_frames_per_second: float
+    threads: int  # of ours: one in each of three stages
+    reference_threads: int
     rounds: int
     same_output: bool  # every sound in every round, within SAME_AUDIO: so all codes and tokens
 
@@ -114,7 +120,7 @@ async def measure(
         for index in range(rounds):
             on_round(f"batch {batch}, round {index + 1} of {rounds}")
             await _round(pipeline, other, questions, taken)
-        measured.append(_row(batch, taken))
+        measured.append(_row(batch, taken, other.threads))
     return measured
 
 
@@ -122,12 +128,17 @@ async def _round(pipeline: Pipeline, other: Other, questions: list[str], taken: 
     began = time.perf_counter()
     replies = await asyncio.gather(*(pipeline.generate(request(each)) for each in questions))
     taken.ours.append(time.perf_counter() - began)
-    taken.first.append(max(reply.timings.ttfa_s or 0.0 for reply in replies))
+    taken.first.append(max(_first_sound(reply) for reply in replies))
     # Nothing else runs meanwhile: the stages sleep.
     generated = other.generate(questions)
     taken.theirs.append(generated.seconds)
     pairs = zip(replies, generated.sounds, strict=True)
     taken.same_output &= all(_same(reply.audio, sound) for reply, sound in pairs)
+
+
+def _first_sound(reply: Reply) -> float:
+    """Seconds to it; for ever without one."""
+    return math.inf if reply.timings.ttfa_s is None else reply.timings.ttfa_s
 
 
 def _same(ours: npt.NDArray[np.float32] | None, theirs: npt.NDArray[np.float32]) -> bool:
@@ -137,7 +148,7 @@ def _same(ours: npt.NDArray[np.float32] | None, theirs: npt.NDArray[np.float32])
     return bool(np.abs(ours - theirs).max() < SAME_AUDIO)
 
 
-def _row(batch: int, taken: _Rounds) -> Row:
+def _row(batch: int, taken: _Rounds, threads: int) -> Row:
     ours, theirs = statistics.median(taken.ours), statistics.median(taken.theirs)
     first = statistics.median(taken.first)
     ratios = zip(taken.theirs, taken.ours, strict=True)
@@ -151,6 +162,8 @@ def _row(batch: int, taken: _Rounds) -> Row:
         ttfa_speedup=theirs / first if first else 0.0,
         frames_per_second=batch * FRAMES / ours,
         reference_frames_per_second=batch * FRAMES / theirs,
+        threads=STAGES,
+        reference_threads=threads,
         rounds=len(taken.ours),
         same_output=taken.same_output,
     )
@@ -164,7 +177,8 @@ def table(name: str, measured: Sequence[Row]) -> Table:
         box=SIMPLE_HEAD,
         title=f"{name}: Antiphon and transformers' generate()",
         caption=f"medians of {rounds} rounds; {TEXT_TOKENS} tokens of text and {FRAMES} frames"
-        f" each; sounds {'equal' if same else 'DIFFER: these rows compare nothing'}",
+        f" each; {STAGES} stages of one thread, transformers on {measured[0].reference_threads};"
+        f" sounds {'equal' if same else 'DIFFER: these rows compare nothing'}",
     )
     for heading in (
         "batch",

@@ -28,6 +28,7 @@ class Reference:
 
     def __init__(self, folder: Path, threads: int) -> None:
         torch.set_num_threads(threads)
+        self.threads = threads
         self._tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, padding_side="left")
         loaded: Any = Qwen3OmniMoeForConditionalGeneration.from_pretrained(
             folder, dtype=torch.float32

@@ -18,6 +18,10 @@ PROMPT_EDGE = "(prompt)"
 """The edge that a stage's own prompt adapter stands at: no topology can have one of this name."""
 
 
+WHOLE_WEIGHTS = "antiphon"
+"""vLLM's load format by which a stage's weights are loaded: all of them, or it is an error."""
+
+
 class OutEdge(msgspec.Struct, frozen=True):
     """An edge that leaves the stage; `adapter` is "module:Class" of an OutputAdapterFactory.
 

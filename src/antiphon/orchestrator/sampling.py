@@ -1,6 +1,7 @@
 """The sampling parameters that a request may set per stage, with their types and bounds.
 
-Names and meanings are vLLM's. A parameter that is not here is refused, never dropped.
+Names and meanings are vLLM's, but for those that begin with `code_`. A parameter that is not here
+is refused, never dropped.
 """
 
 from __future__ import annotations
@@ -53,6 +54,10 @@ NUMBERS = {
     "repetition_penalty": Bounds(whole=False, low=0, above=True),
     "presence_penalty": Bounds(whole=False, low=-2, high=2),
     "frequency_penalty": Bounds(whole=False, low=-2, high=2),
+    # Of a frame's further codes, where a stage makes frames.
+    "code_temperature": Bounds(whole=False, low=0, high=1e6),
+    "code_top_k": Bounds(whole=True, low=0, high=1 << 30),
+    "code_top_p": Bounds(whole=False, low=1e-6, high=1),
 }
 # What vLLM knows and this version could not give back: refused, never dropped.
 REFUSED = {"logprobs": "is not given back by this version; leave it out"}

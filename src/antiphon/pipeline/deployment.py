@@ -164,11 +164,8 @@ class EdgeDeployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     def check_edge(self, topology: Topology, edge: Edge) -> None:
         """Raise DeploymentError, starting with the field's name, for what this edge cannot do."""
         self.check_options(edge)
-        if self.mode == "stream" and (edge.kv is not None or edge.shared):
-            why = "hands a KV cache on" if edge.kv is not None else "is shared by several requests"
-            raise DeploymentError(
-                f"mode: edge {edge.name} {why} in one payload and cannot be a stream; remove it"
-            )
+        if self.mode == "stream" and (why := edge.why_full):
+            raise DeploymentError(f"mode: edge {edge.name} {why} and cannot be a stream; remove it")
         for name in KvSettings.__struct_fields__:
             if edge.kv is None and msgspec.structs.asdict(self)[name] is not None:
                 raise DeploymentError(

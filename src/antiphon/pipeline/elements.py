@@ -1,7 +1,7 @@
 """What a topology is made of: stages, edges and entries; checked with the whole.
 
 Edges are `full` or `stream`, and an operator may run one in the other mode (`deployed`) unless it
-hands a KV cache on or is shared.
+hands a KV cache on, is shared, or does not stream.
 """
 
 from __future__ import annotations
@@ -69,6 +69,8 @@ class Edge:
     With `kv` the one payload of a full edge carries the request's KV cache, and leaves when the
     criterion is met. A `shared` payload is for as many consumer requests as the caller asks for
     (`OmniRequest.n`): companions, which it is made, kept and moved once for.
+
+    Without `streams` an edge is always full: its consumer needs everything at once.
     """
 
     name: str
@@ -81,8 +83,18 @@ class Edge:
     options: Mapping[str, Scalar] = field(default_factory=dict)
     kv: KvTransfer | None = None
     shared: bool = False
+    streams: bool = True
     # What may be outstanding; an operator may say otherwise.
     limits: EdgeLimits = field(default_factory=EdgeLimits)
+
+    @property
+    def why_full(self) -> str | None:
+        """Why it cannot be a stream; None if it can."""
+        if self.kv is not None:
+            return "hands a KV cache on in one payload"
+        if self.shared:
+            return "is shared by several requests in one payload"
+        return None if self.streams else f"gives {self.consumer} everything at once"
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,6 +116,10 @@ def _check_edge(topology: Topology, edge: Edge) -> None:
                 f"option {key!r} of {owner} is a {type(value).__name__}; use a number, a text or a"
                 " truth value"
             )
+    if not edge.streams and edge.mode is not EdgeMode.FULL:
+        raise TopologyError(
+            f"{owner} does not stream, and has mode {edge.mode}; make it full, or set streams"
+        )
     if edge.kv is not None:
         _check_kv(topology, edge)
     if edge.shared:

@@ -11,6 +11,7 @@ from antiphon.errors import (
     DuplicateRequestError,
     EmptyInputError,
     InvalidRequestError,
+    StageStepError,
 )
 from antiphon.payload.ref import Ref
 from antiphon.pipeline.topology import StageKind
@@ -31,6 +32,18 @@ class Admission:
 
     def admit(self, submit: Submit) -> None:
         """Begin a request. Raises AntiphonError for one that cannot be; nothing is left of it."""
+        try:
+            self._enter(submit)
+        except AntiphonError:
+            raise
+        except Exception as error:  # upstream's front end is as foreign as a model
+            message = " ".join(str(error).split()) or "no message"
+            raise StageStepError(
+                f"stage '{self._spec.name}' could not take the request:"
+                f" {type(error).__name__}: {message}"
+            ) from error
+
+    def _enter(self, submit: Submit) -> None:
         self._check(submit)
         heard = self._engine.prompt(submit)
         if submit.waits_for is None and self._spec.prompt_adapter is not None:
@@ -61,7 +74,7 @@ class Admission:
         )
         try:
             self._engine.add(submit, heard, in_chunks=wait is not None and wait.stream)
-        except AntiphonError:
+        except Exception:
             coordinator.forget(submit.uid)
             raise
 

@@ -16,7 +16,7 @@ from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.engine.core_client import InprocClient
 from vllm.v1.executor.abstract import Executor
 
-from antiphon.core.options import PROMPT_EDGE, InEdge, StageOptions
+from antiphon.core.options import PROMPT_EDGE, WHOLE_WEIGHTS, InEdge, StageOptions
 from antiphon.core.prompt_plan import PromptUpdate
 from antiphon.core.targets import load_target
 from antiphon.errors import InvalidRequestError, TopologyError
@@ -47,15 +47,14 @@ class StageEngine:
             spec.recomputes,
             spec.active_streams,
         )
-        own_config: dict[str, Any] = {}
+        given = {"load_format": WHOLE_WEIGHTS, **spec.engine_args}
         if spec.hf_config is not None:
-            own_config["hf_overrides"] = load_target(spec.hf_config, f"config of stage {spec.name}")
+            given["hf_overrides"] = load_target(spec.hf_config, f"config of stage {spec.name}")
         args = EngineArgs(
             model=spec.model,
             additional_config=options.to_config(),
             kv_transfer_config=connector_config() if spec.kv_connector else None,
-            **spec.engine_args,
-            **own_config,
+            **given,
         )
         self.config = args.create_engine_config()
         if self.config.device_config.device_type == "cpu":

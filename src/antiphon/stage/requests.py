@@ -18,6 +18,7 @@ from antiphon.errors import InvalidRequestError
 from antiphon.stage.messages import Submit
 from antiphon.stage.spec import StageSpec
 from antiphon.upstream.audio import HeardPrompt
+from antiphon.worker.frame_sampling import KEYS as FRAME_KEYS
 
 
 class Requests:
@@ -114,11 +115,14 @@ def refusals() -> Iterator[None]:
 
 
 def _with_args(submit: Submit) -> Mapping[str, Any]:
-    """Sampling parameters; the request's own parameters are visible to logits processors."""
-    sampling = dict(submit.sampling)
-    if submit.params:
+    """Sampling parameters; what upstream does not know of them and the request's own parameters are
+    visible to logits processors and decode hooks.
+    """
+    ours = {key: value for key, value in submit.sampling.items() if key in FRAME_KEYS}
+    sampling = {key: value for key, value in submit.sampling.items() if key not in ours}
+    if submit.params or ours:
         extra = dict(sampling.get("extra_args") or {})
-        sampling["extra_args"] = {**submit.params, **extra}
+        sampling["extra_args"] = {**submit.params, **extra, **ours}
     return sampling
 
 

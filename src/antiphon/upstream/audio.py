@@ -127,10 +127,13 @@ class AudioProcessor:
                 f"a clip of audio takes {largest} tokens; the stage takes {most} at a time: give"
                 " shorter clips, or raise its max_num_batched_tokens"
             )
-        if max(place.offset + place.length for place in places) == len(ids):
-            # Upstream's positions of some models count on a token behind a clip, and the step that
-            # computes them would end everybody's requests.
-            raise AdapterError("the prompt ends with a clip; end it with what begins the answer")
+        # Upstream's positions of some models count on a token behind a clip, and the step that
+        # computes them would end everybody's requests.
+        followed = {place.offset for place in places} | {len(ids)}
+        if not followed.isdisjoint(place.offset + place.length for place in places):
+            raise AdapterError(
+                "a clip is followed by another one or by the prompt's end; put a token between them"
+            )
         heard = [position for place in places for position in _positions(place)]
         tokens = {ids[position] for position in heard}
         if sum(token in tokens for token in ids) != len(heard):

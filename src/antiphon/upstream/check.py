@@ -1,4 +1,4 @@
-"""Verifies the contract list against the vLLM that is installed."""
+"""Verifies the contract list against the vLLM and transformers that are installed."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from antiphon.errors import SeamMovedError
 from antiphon.upstream.contract import SYMBOLS
 from antiphon.upstream.symbols import Symbol
 from antiphon.upstream.version import SUPPORTED, require_vllm
+
+_UPSTREAM = ("vllm", "transformers")
 
 
 class Status(enum.Enum):
@@ -54,8 +56,9 @@ def require_seams(rows: Sequence[CheckRow]) -> None:
     if moved:
         names = "; ".join(f"{row.symbol} ({row.detail})" for row in moved)
         raise SeamMovedError(
-            f"{len(moved)} of {len(rows)} names that Antiphon uses have moved in vLLM: {names}; "
-            f"install a vLLM {SUPPORTED}"
+            f"{len(moved)} of {len(rows)} names that Antiphon uses have moved in vLLM or"
+            f" transformers: {names}; install a vLLM {SUPPORTED}, and transformers as Antiphon's"
+            " requirements name it"
         )
 
 
@@ -93,6 +96,8 @@ def _find(module: Any, symbol: Symbol) -> tuple[Any, bool]:
             return owner, last in field_names(owner)
         case "attribute":
             return owner, last in attribute_names(owner)
+        case "hook":
+            return owner, last in _strings(owner)
         case "class":
             value = inspect.getattr_static(owner, last, None)
             return value, inspect.isclass(value)
@@ -101,6 +106,14 @@ def _find(module: Any, symbol: Symbol) -> tuple[Any, bool]:
             if isinstance(value, staticmethod | classmethod):
                 value = value.__func__
             return value, inspect.isroutine(value)
+
+
+@functools.cache
+def _strings(owner: Any) -> set[str]:
+    """String literals in the source of a class or module."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(owner)))
+    constants = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
+    return {value for value in constants if isinstance(value, str)}
 
 
 def _signature(value: Any, symbol: Symbol) -> tuple[str, ...]:
@@ -129,7 +142,7 @@ def attribute_names(owner: Any) -> set[str]:
         return set(vars(owner))
     names: set[str] = set()
     for cls in owner.__mro__:
-        if cls.__module__.split(".")[0] != "vllm":
+        if cls.__module__.split(".")[0] not in _UPSTREAM:
             continue
         names |= set(vars(cls)) | set(vars(cls).get("__annotations__", ()))
         tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))

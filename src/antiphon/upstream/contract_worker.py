@@ -1,4 +1,4 @@
-"""The names of vLLM that workers and stage models rely on; part of the list in `contract`."""
+"""The names of vLLM that workers rely on; part of the list in `contract`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from antiphon.upstream.symbols import Names, Seam
 
 _RUNNER = "vllm.v1.worker.gpu_model_runner"
 _INPUT_BATCH = "vllm.v1.worker.gpu_input_batch"
-_LOGITS = "vllm.v1.sample.logits_processor.interface"
 
 WORKER_SEAMS: tuple[Seam, ...] = (
     Seam(
@@ -130,49 +129,6 @@ WORKER_SEAMS: tuple[Seam, ...] = (
                     "attribute model_runner vllm_config device",
                 ),
             ),
-        ),
-    ),
-    Seam(
-        "stage models",
-        "models that vLLM does not know are registered by name; the talker's grammar is a "
-        "logits processor, the vocoder a pooling model without attention",
-        "none needed: these are upstream's extension interfaces, listed because they change "
-        "between releases",
-        (
-            Names(
-                "vllm.model_executor.models.registry",
-                "_ModelRegistry",
-                ("method register_model(model_arch, model_cls)",),
-            ),
-            Names(
-                _LOGITS,
-                "LogitsProcessor",
-                (
-                    "method validate_params(sampling_params)",
-                    "method apply(logits)",
-                    "method is_argmax_invariant()",
-                    "method update_state(batch_update)",
-                ),
-            ),
-            Names(_LOGITS, "", ("class BatchUpdate",)),
-            Names(
-                "vllm.v1.sample.logits_processor.builtin",
-                "",
-                ("function process_dict_updates(req_entries, batch_update, new_state)",),
-            ),
-            Names("vllm.model_executor.layers.pooler", "", ("class Pooler",)),
-            Names("vllm.model_executor.models.interfaces", "", ("class IsAttentionFree",)),
-            Names(
-                "vllm.model_executor.models.interfaces_base", "", ("function attn_type(attn_type)",)
-            ),
-            Names("vllm.model_executor.models.utils", "", ("class AutoWeightsLoader",)),
-            Names("vllm.v1.pool.metadata", "", ("class PoolingMetadata",)),
-            Names(
-                "vllm.v1.pool.metadata",
-                "PoolingMetadata",
-                ("field prompt_lens pooling_params pooling_states",),
-            ),
-            Names("vllm.v1.pool.metadata", "PoolingStates", ("attribute hidden_states_cache",)),
         ),
     ),
 )

@@ -14,9 +14,9 @@ _HEAD = f"""\
 
 Generated from `src/antiphon/upstream/contract.py` by `make docs`; do not edit.
 
-Every private or unstable name of vLLM ({SUPPORTED}) that Antiphon relies on, by seam.
-`antiphon check` verifies the list against the vLLM that is installed, `tests/upstream` also the
-behaviour relied on.
+Every private or unstable name of vLLM ({SUPPORTED}), and of transformers' models, that Antiphon
+relies on, by seam. `antiphon check` verifies the list against what is installed, `tests/upstream`
+also the behaviour relied on. A hook is a name that upstream looks for on objects of ours.
 """
 
 

@@ -1,15 +1,17 @@
 """Seam: vLLM's `vllm.general_plugins` entry point, called in every process that builds an engine.
 
-Registers the stage models that vLLM does not know; may be called more than once.
+Registers the stage models that vLLM does not know, and how weights are loaded; may be called more
+than once.
 """
 
 from __future__ import annotations
 
-import importlib
+from antiphon.core.targets import load_target
 
-# Functions without arguments that register a model family with vLLM, by name: families are above
-# this package and are imported only when vLLM asks.
-FAMILIES = (
+# Functions without arguments, by name: what they belong to is above this package and is imported
+# only when vLLM asks.
+REGISTERING = (
+    "antiphon.worker.loader:register",
     "antiphon.models.voice.register:register_models",
     "antiphon.models.imagine.register:register_models",
     "antiphon.models.codec_lm.register:register_models",
@@ -20,7 +22,6 @@ FAMILIES = (
 
 
 def register() -> None:
-    """Register every model family."""
-    for name in FAMILIES:
-        module, _, function = name.partition(":")
-        vars(importlib.import_module(module))[function]()
+    """Register everything."""
+    for name in REGISTERING:
+        load_target(name, "what registers itself with vLLM")()

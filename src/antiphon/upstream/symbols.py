@@ -1,4 +1,4 @@
-"""What the contract list is made of: seams, each with the names of vLLM that it uses."""
+"""What the contract list is made of: seams, each with the upstream names that it uses."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["class", "method", "attribute", "field", "function"]
+Kind = Literal["class", "method", "attribute", "field", "function", "hook"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +14,8 @@ class Symbol:
     """One name, why it is used and what would replace it.
 
     `signature` holds the parameter names without `self`, where they are relied on. An `attribute`
-    is set on instances or the class; a `field` is one of a dataclass, struct or named tuple.
+    is set on instances or the class; a `field` is one of a dataclass, struct or named tuple; a
+    `hook` is what the class or module looks for on objects of ours, by a string.
     """
 
     module: str
@@ -28,7 +29,7 @@ class Symbol:
 
 @dataclass(frozen=True, slots=True)
 class Seam:
-    """One place where the project hooks into vLLM."""
+    """One place where the project hooks into vLLM or transformers."""
 
     name: str
     reason: str
@@ -74,6 +75,6 @@ class Names:
 
 def _kind(word: str) -> Kind:
     match word:
-        case "class" | "method" | "attribute" | "field" | "function":
+        case "class" | "method" | "attribute" | "field" | "function" | "hook":
             return word
     raise AssertionError(f"unknown kind {word!r}")

@@ -130,6 +130,13 @@ def capabilities_of(model: object) -> Capabilities:
             f"{name}.capabilities is a {type(found).__name__}; give it a Capabilities of"
             f" antiphon.worker.capabilities"
         )
+    for field, value, least in (
+        ("prompt_width", found.prompt_width, 0),
+        ("row_width", found.row_width, 1),
+        ("frame_size", found.frame_size, 0),
+    ):
+        if value is not None and value < least:
+            raise TopologyError(f"{name}.capabilities.{field} is {value}; it is at least {least}")
     for field, wanted, methods in (
         ("prompt_width", found.prompt_width is not None, ("embed_prompt",)),
         ("row_width", found.row_width is not None, ("condition",)),

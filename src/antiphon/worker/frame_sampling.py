@@ -21,6 +21,7 @@ KEYS = ("code_temperature", "code_top_k", "code_top_p")
 """Keys of a request's `extra_args` that change the defaults below."""
 
 _ALL = 1 << 30  # more codes than any vocabulary has
+_HOTTEST = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +43,9 @@ class FrameSampling:
         InvalidRequestError for values that cannot be.
         """
         extra: Mapping[str, Any] = params.extra_args or {}
-        temperature = _number(extra, "code_temperature", 1.0, 0.0)
-        top_k = _number(extra, "code_top_k", 50, 0)
-        top_p = _number(extra, "code_top_p", 0.8, 1e-6, 1.0)
+        temperature = _number(extra, "code_temperature", 1.0, (0.0, _HOTTEST))
+        top_k = _number(extra, "code_top_k", 50, (0, _ALL), whole=True)
+        top_p = _number(extra, "code_top_p", 0.8, (1e-6, 1.0))
         if params.temperature == 0 or temperature == 0:
             return cls()
         seed = params.seed
@@ -121,12 +122,16 @@ def _hash(text: str) -> int:
 
 
 def _number(
-    extra: Mapping[str, Any], key: str, default: float, least: float, most: float = float("inf")
+    extra: Mapping[str, Any],
+    key: str,
+    default: float,
+    bounds: tuple[float, float],
+    *,
+    whole: bool = False,
 ) -> float:
-    value = extra.get(key, default)
-    if type(value) not in (int, float) or not least <= value <= most:
-        raise InvalidRequestError(
-            f"{key} is {value!r}; it has to be a number from {least:g}"
-            + ("" if most == float("inf") else f" to {most:g}")
-        )
+    value, (least, most) = extra.get(key, default), bounds
+    # Not a NaN either: it is in no range.
+    if type(value) not in ((int,) if whole else (int, float)) or not least <= value <= most:
+        kind = "whole number" if whole else "number"
+        raise InvalidRequestError(f"{key} is {value!r}; give a {kind} from {least:g} to {most:g}")
     return float(value)

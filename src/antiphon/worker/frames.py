@@ -22,9 +22,11 @@ class FrameTable:
     """
 
     def __init__(self, slots: int, length: int, frame_size: int, ops: DeviceOps) -> None:
-        shape = (slots, length, frame_size)
-        self._frames = torch.zeros(shape, dtype=torch.int32, device=ops.device)
-        self._free = list(reversed(range(slots)))
+        # Made with the first request: what is allocated while a model is loaded belongs to its
+        # weights, and a sleeping stage may drop those.
+        self._frames = torch.empty(0, length, frame_size, dtype=torch.int32, device=ops.device)
+        self._at_least = slots
+        self._free: list[int] = []
         self._slots: dict[str, int] = {}
         self.ops = ops
 
@@ -32,8 +34,10 @@ class FrameTable:
         """Give a request a slot."""
         if not self._free:
             count = len(self._frames)
-            self._free = list(reversed(range(count, 2 * count)))
-            self._frames = torch.cat([self._frames, torch.zeros_like(self._frames)])
+            more = max(count, self._at_least)
+            self._free = list(reversed(range(count, count + more)))
+            room = self._frames.new_zeros(more, *self._frames.shape[1:])
+            self._frames = torch.cat([self._frames, room])
         self._slots[uid] = self._free.pop()
 
     def drop(self, uid: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from antiphon.errors import AntiphonError
+from antiphon.errors import AdapterError, AntiphonError
 from antiphon.worker.capabilities import Capabilities
 from antiphon.worker.decode_rows import StepSpans, condition_rows, output_places
 from antiphon.worker.device import DeviceOps
@@ -55,7 +55,13 @@ class ModelInputs:
             rows = self._ops.to_device(prompt.rows)
             rows = rows.to(dtype) if rows.is_floating_point() else rows
             marks = None if prompt.marks is None else self._ops.to_device(prompt.marks)
-            made.append(self._model.embed_prompt(rows, marks).to("cpu", dtype))
+            embeds = self._model.embed_prompt(rows, marks)
+            if embeds.shape != (count, self._width):
+                raise AdapterError(
+                    f"embed_prompt gave {list(embeds.shape)} for {count} rows; the model's inputs"
+                    f" are {self._width} wide"
+                )
+            made.append(embeds.to("cpu", dtype))
 
         error = raised(embed)
         if error is not None:

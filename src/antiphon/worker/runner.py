@@ -28,7 +28,7 @@ from antiphon.worker.materialise import StepRow, materialise
 from antiphon.worker.model_inputs import ModelInputs
 from antiphon.worker.side_outputs import OutputTap
 from antiphon.worker.stage_io import StageIO
-from antiphon.worker.step_outputs import StepOutputs, check_layers
+from antiphon.worker.step_outputs import StepOutputs, check_embeddings, check_layers
 
 
 class StageRunnerMixin(CacheRunnerMixin):
@@ -55,6 +55,8 @@ class StageRunnerMixin(CacheRunnerMixin):
             width = model.get_inputs_embeds_size() if takes_rows(vllm_config) else None
             self.io = StageIO(options, model.model, connector, embed_width=width)
         self._outputs = StepOutputs(() if self.io is None else self.io.side_outputs)
+        if self._outputs.embeddings:
+            check_embeddings(vllm_config)
         if self._outputs.layers:
             # Upstream's own interface for EAGLE-3: it then returns them beside the hidden states.
             check_layers(vllm_config, self._outputs.layers)

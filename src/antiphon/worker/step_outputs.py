@@ -11,7 +11,7 @@ from vllm.config import VllmConfig
 from vllm.model_executor.model_loader.utils import get_model_cls
 from vllm.model_executor.models.interfaces import supports_eagle3
 
-from antiphon.errors import TopologyError
+from antiphon.errors import DeploymentError, TopologyError
 from antiphon.payload.adapters import FRAMES, INPUT_IDS, layer_output
 from antiphon.payload.types import Field, per_token
 
@@ -70,6 +70,18 @@ def _layer(name: str) -> int:
             f"side output '{name}' names no layer; use antiphon.payload.adapters.layer_output"
         )
     return int(number)
+
+
+def check_embeddings(config: VllmConfig) -> None:
+    """Raise DeploymentError if the stage cannot give its input embeddings: where they are made of
+    token ids in the forward, one worker alone cannot make them again.
+    """
+    workers = config.parallel_config.world_size
+    if workers > 1 and not config.model_config.is_multimodal_model:
+        raise DeploymentError(
+            f"an edge wants the stage's input embeddings, which {workers} workers compute together;"
+            " set tensor_parallel_size to 1"
+        )
 
 
 def check_layers(config: VllmConfig, layers: tuple[int, ...]) -> None:

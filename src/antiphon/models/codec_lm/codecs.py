@@ -19,8 +19,8 @@ from antiphon.pipeline.facts import CheckpointFacts
 CODECS = {"xcodec2": "sampling_rate", "neucodec": "output_sampling_rate"}
 """By transformers' `model_type`: the field of its config that is the rate of what it decodes."""
 
-DECODING = ("quantizer.", "acoustic_decoder.")
-"""Prefixes of the weights that decoding takes; the rest of a checkpoint are encoders."""
+DECODING = ("quantizer", "acoustic_decoder")
+"""The parts of transformers' module that decoding takes; the rest are encoders."""
 
 
 @dataclass(frozen=True, slots=True)

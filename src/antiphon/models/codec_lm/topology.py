@@ -46,7 +46,7 @@ CODEC = Stage(
     },
     atomic_inputs=True,
     config=f"{_HERE}.configs:codec_config",
-    weights=DECODING,
+    weights=tuple(f"{part}." for part in DECODING),
     facts=f"{_HERE}.codecs:checkpoint_facts",
 )
 

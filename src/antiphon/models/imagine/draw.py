@@ -8,32 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import accumulate
-from typing import Any
 
 import torch
-from torch import nn
 from vllm.config import VllmConfig
-from vllm.model_executor.layers.pooler import Pooler
-from vllm.model_executor.models.interfaces import IsAttentionFree
-from vllm.model_executor.models.interfaces_base import attn_type
 from vllm.model_executor.models.utils import AutoWeightsLoader
 from vllm.v1.pool.metadata import PoolingMetadata
 
 from antiphon.models.imagine.draw_config import DrawConfig
 from antiphon.models.imagine.network import DrawNetwork
+from antiphon.models.vocoder import PluginPooler, PoolingModel
 from antiphon.payload.kv import KvMetadata
 from antiphon.worker.capabilities import Capabilities, PastKeyValues
 
 
-class PicturePooler(Pooler):
+class PicturePooler(PluginPooler):
     """Gives rows their shape back."""
 
     def __init__(self, side: int) -> None:
         super().__init__()
         self._side = side
-
-    def get_supported_tasks(self) -> set[Any]:
-        return {"plugin"}
 
     def forward(
         self, hidden_states: torch.Tensor, pooling_metadata: PoolingMetadata
@@ -43,11 +36,9 @@ class PicturePooler(Pooler):
         return [hidden_states[end - 1].view(self._side, self._side, 3) for end in ends]
 
 
-@attn_type("attention_free")
-class Draw(nn.Module, IsAttentionFree):
+class Draw(PoolingModel):
     """The model that vLLM loads; see the module's docstring."""
 
-    is_pooling_model = True
     capabilities = Capabilities(attends_to_caches=True)
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
@@ -56,9 +47,6 @@ class Draw(nn.Module, IsAttentionFree):
         assert isinstance(config, DrawConfig)  # noqa: S101 - the checkpoint's model_type
         self.network = DrawNetwork(config.sizes()).eval()
         self.pooler = PicturePooler(self.network.sizes.side)
-
-    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
-        return torch.empty(input_ids.shape[0], 0)
 
     def forward(
         self,

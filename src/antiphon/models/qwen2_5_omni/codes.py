@@ -12,7 +12,7 @@ import torch
 from transformers import Qwen2_5OmniConfig
 
 from antiphon.core.prompt_plan import PromptPlan
-from antiphon.errors import AdapterError, DeploymentError, InputTooLongError, InvalidRequestError
+from antiphon.errors import AdapterError, InputTooLongError, InvalidRequestError
 from antiphon.models.qwen2_5_omni.configs import max_codes, num_codes, stop_ids
 from antiphon.models.qwen2_5_omni.params import SEED, SPEAKER
 from antiphon.models.qwen2_5_omni.speakers import Speakers
@@ -25,16 +25,11 @@ _MAX_SEED = (1 << 63) - 1
 
 
 class CodesOutput:
-    """The talker's end. Raises DeploymentError on a stream edge."""
+    """The talker's end."""
 
     needs = OutputNeeds(requires_token_updates=True)
 
     def __init__(self, context: StageContext) -> None:
-        if context.stream:
-            raise DeploymentError(
-                f"edges.{context.edge}.mode: the vocoder of this model needs all codes at once;"
-                " use full"
-            )
         config = Qwen2_5OmniConfig.from_pretrained(context.model)
         self._ends = frozenset(stop_ids(config.talker_config))
 

@@ -14,7 +14,7 @@ from antiphon.errors import InvalidRequestError, ModelUnavailableError
 from antiphon.models.qwen2_5_omni.params import SPEAKER, SPEAKERS_FILE
 from antiphon.pipeline.suggest import did_you_mean
 
-_USUAL = "Chelsie"  # transformers' `generate` has it as its default
+_USUAL = "chelsie"  # transformers' `generate` has it as its default
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,8 @@ class Speakers:
         self.by_name = {speaker.name: speaker for speaker in made}
         if not made:
             raise ModelUnavailableError(f"{file} names no speaker")
-        self.default = _USUAL if _USUAL in self.by_name else made[0].name
+        usual = (name for name in self.by_name if name.lower() == _USUAL)
+        self.default = next(usual, made[0].name)
 
     def chosen(self, params: Mapping[str, object]) -> Speaker:
         """The one that a request's parameters name, or the default.

@@ -16,10 +16,10 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
     VocabParallelEmbedding,
 )
 from vllm.model_executor.models.llama import LlamaModel
-from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper, maybe_prefix
+from vllm.model_executor.models.utils import WeightsMapper, maybe_prefix
 from vllm.sequence import IntermediateTensors
 
-from antiphon.models.whole_weights import every_weight
+from antiphon.models.loading import load_whole
 from antiphon.worker.capabilities import Capabilities
 
 _WEIGHTS = "talker."
@@ -118,7 +118,4 @@ class Talker(nn.Module):
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Raises ModelUnavailableError if any is not there."""
-        with every_weight(self):
-            loader = AutoWeightsLoader(self)
-            loaded: set[str] = loader.load_weights(weights, mapper=self.hf_to_vllm_mapper)
-        return loaded
+        return load_whole(self, weights, self.hf_to_vllm_mapper)

@@ -1,105 +1,27 @@
-"""What happens at the edge `codes` (talker → code2wav): frames of codes become windows of a prompt.
-
-On a stream edge windows leave while the talker speaks, each with the frames before it as context;
-on a full edge all frames leave at the end.
-"""
+"""The edge `codes` (talker → code2wav) of Qwen3-Omni: see `antiphon.models.frame_codes`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from transformers import Qwen3OmniMoeConfig
 
-from antiphon.core.frames import FrameWindows, Framing, Window
-from antiphon.core.prompt_plan import PromptPlan
-from antiphon.errors import AdapterError
-from antiphon.payload.adapters import FRAMES, Input, OutputNeeds, StageContext, StepRows
-from antiphon.payload.types import Payload, Scalar, per_token
-
-CODES = "codes"
-"""int32 [frames, codes of a frame], context included."""
-
-LEFT = "left"
-"""How many of the frames are context before the new ones. Also its key in the prompt's `extra`."""
+from antiphon.models.frame_codes import FramesInput, FramesOutput
+from antiphon.payload.adapters import StageContext
 
 
-class CodesOutput:
+class CodesOutput(FramesOutput):
     """Talker's end."""
-
-    needs = OutputNeeds(side_outputs=(FRAMES,))
 
     def __init__(self, context: StageContext) -> None:
         config: Any = Qwen3OmniMoeConfig.from_pretrained(context.model)
-        self._end = config.talker_config.codec_eos_token_id
-        self._framing = None
-        if context.stream:
-            self._framing = Framing.from_options(context.options, f"edge {context.edge}")
-
-    def open(self, uid: str, params: Mapping[str, Scalar]) -> CodeWindows:
-        return CodeWindows(self._framing, self._end)
+        super().__init__(context, config.talker_config.codec_eos_token_id)
 
 
-class CodeWindows:
-    """One reply's frames. The frame of the token that ends speech is none, and is dropped."""
-
-    def __init__(self, framing: Framing | None, end: int) -> None:
-        self._windows: FrameWindows[torch.Tensor] = FrameWindows(framing)
-        self._end = end
-
-    def on_tokens(self, token_ids: Sequence[int]) -> list[Payload]:
-        return []
-
-    def on_rows(self, rows: StepRows) -> list[Payload]:
-        frames = rows.side[FRAMES]
-        first = frames[:, 0]
-        spoken = frames[(first >= 0) & (first != self._end)]
-        return [codes_payload(*made) for made in self._windows.push(spoken.unbind(0))]
-
-    def on_end(self) -> list[Payload]:
-        return [codes_payload(*made) for made in self._windows.flush()]
-
-
-def codes_payload(window: Window, frames: Sequence[torch.Tensor]) -> Payload:
-    """The frames of a window, context included."""
-    return Payload(
-        {CODES: per_token(torch.stack(list(frames)).to(torch.int32))}, {LEFT: window.left}
-    )
-
-
-class CodesInput:
-    """Code2wav's end: a prompt's ids are the codes, frame by frame."""
+class CodesInput(FramesInput):
+    """Code2wav's end."""
 
     def __init__(self, context: StageContext) -> None:
         whole: Any = Qwen3OmniMoeConfig.from_pretrained(context.model)
         config = whole.code2wav_config
-        self._codes, self._codebook = config.num_quantizers, config.codebook_size
-
-    def open(self, uid: str, params: Mapping[str, Scalar]) -> CodesInput:
-        return self  # a window says it all
-
-    def on_payload(self, payload: Payload, *, last: bool) -> Input:
-        """Raises AdapterError for what cannot be decoded."""
-        codes = self._checked(payload)
-        left = payload.meta.get(LEFT, 0)
-        if type(left) is not int or not 0 <= left < len(codes):
-            raise AdapterError(f"{LEFT!r} is {left!r}; it has to be below the {len(codes)} frames")
-        return Input(PromptPlan(tuple(codes.flatten().tolist()), extra={LEFT: left}))
-
-    def on_end(self) -> Input:
-        return Input()
-
-    def _checked(self, payload: Payload) -> torch.Tensor:
-        field = payload.fields.get(CODES)
-        if field is None:
-            raise AdapterError(f"the payload has no field {CODES!r}")
-        codes = field.tensor
-        if codes.dtype != torch.int32 or codes.shape[1:] != (self._codes,) or not len(codes):
-            raise AdapterError(
-                f"{CODES!r} has to be int32 frames of {self._codes} codes, not {codes.dtype}"
-                f" {tuple(codes.shape)}"
-            )
-        if int(codes.min()) < 0 or int(codes.max()) >= self._codebook:
-            raise AdapterError(f"codes have to lie between 0 and {self._codebook - 1}")
-        return codes
+        super().__init__(config.num_quantizers, config.codebook_size)

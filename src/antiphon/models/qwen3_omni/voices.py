@@ -12,6 +12,8 @@ from antiphon.pipeline.suggest import did_you_mean
 SPEAKER = "speaker"
 """The request's parameter that names the speaker, in upper or lower case."""
 
+_USUAL = "ethan"  # transformers' `generate` has it as its default
+
 
 def speakers_of(checkpoint: str | Path) -> dict[str, int]:
     """Codec ids by speaker's name, in the order of the checkpoint's configuration.
@@ -30,13 +32,13 @@ def speakers_of(checkpoint: str | Path) -> dict[str, int]:
 
 
 def choose_speaker(speakers: Mapping[str, int], name: object) -> int:
-    """The codec id of a speaker; the first one's for None.
+    """The codec id of a speaker; Ethan's for None, or the first one's where there is no Ethan.
 
     Raises InvalidRequestError, which lists them, for a name that is not there.
     """
     known = {speaker.lower(): code for speaker, code in speakers.items()}
     if name is None:
-        return next(iter(known.values()))
+        return known.get(_USUAL, next(iter(known.values())))
     if not isinstance(name, str):
         raise InvalidRequestError(f"{SPEAKER} is {name!r}; give a name, one of {', '.join(known)}")
     if name.lower() not in known:

@@ -73,8 +73,8 @@ TOPOLOGY = Topology(
             producer="talker",
             consumer="code2wav",
             mode=EdgeMode.STREAM,
-            output_adapter=f"{_HERE}.frames:CodesOutput",
-            input_adapter=f"{_HERE}.frames:CodesInput",
+            output_adapter=f"{_HERE}.codes:CodesOutput",
+            input_adapter=f"{_HERE}.codes:CodesInput",
             options={
                 "initial_frames": 1,  # 80 ms of sound, heard early
                 "steady_frames": 25,

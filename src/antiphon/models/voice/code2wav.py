@@ -5,26 +5,18 @@ Without more, a prompt is a whole utterance. With the keys of a `CodeWindow` in 
 one chunk of a stream of codes, and the output is the sound of its new codes, 600 samples each. The
 chunks of a request come in order, one prompt at a time; between them a request keeps the phase of
 its pulse train, in upstream's own per-request state, and nothing else.
-
-Where one request's codes end and the next one's begin is known to the pooler only, so the forward
-pass hands the ids through and the pooler decodes them.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Hashable, Iterable, Sequence
 
 import torch
-from torch import nn
 from vllm.config import VllmConfig
-from vllm.model_executor.layers.pooler import Pooler
-from vllm.model_executor.models.interfaces import IsAttentionFree
-from vllm.model_executor.models.interfaces_base import attn_type
 from vllm.model_executor.models.utils import AutoWeightsLoader
-from vllm.v1.pool.metadata import PoolingMetadata, PoolingStates
+from vllm.v1.pool.metadata import PoolingStates
 
+from antiphon.models.vocoder import Prompt, Vocoder, WaveformPooler
 from antiphon.models.voice.code2wav_config import Code2WavConfig
 from antiphon.models.voice.codec import FRAMES_PER_CODE, CodecDecoder, CodecSizes
 from antiphon.models.voice.synthesis import MARGIN, Span, synthesise
@@ -46,41 +38,24 @@ def sizes_of(config: Code2WavConfig) -> CodecSizes:
     )
 
 
-class WaveformPooler(Pooler):
-    """Decodes the step's requests, those with windows of equal sizes in one forward pass.
-
-    Never raises for a request's sake, since that would end the others' too: see `window_of`; a
-    stream whose earlier chunk this pooler has not seen goes on with phase 0.
+class CodecPooler(WaveformPooler):
+    """A window that `window_of` refuses is a whole utterance; a stream whose earlier chunk this
+    pooler has not seen goes on with phase 0.
     """
 
     def __init__(self, decoder: CodecDecoder, seed: int) -> None:
-        super().__init__()
-        self._decoder = (decoder,)  # in a tuple: the weights belong to the model, not to the pooler
+        super().__init__(decoder)
         self._seed = seed
 
-    def get_supported_tasks(self) -> set[Any]:
-        return {"plugin"}
+    def kind(self, length: int, prompt: Prompt) -> Hashable:
+        window = window_of(prompt.extra, length)
+        return window.left, window.right
 
-    def forward(
-        self, hidden_states: torch.Tensor, pooling_metadata: PoolingMetadata
-    ) -> list[torch.Tensor]:
-        """`hidden_states` are the ids of the step [num_tokens]; one waveform per request."""
-        lengths = pooling_metadata.prompt_lens.tolist()
-        codes = torch.split(hidden_states.long(), lengths)
-        params = pooling_metadata.pooling_params
-        windows = [window_of(p.extra_kwargs, n) for p, n in zip(params, lengths, strict=True)]
-        groups: defaultdict[tuple[int, int, int], list[int]] = defaultdict(list)
-        for index, (length, window) in enumerate(zip(lengths, windows, strict=True)):
-            groups[length, window.left, window.right].append(index)
-        waves: dict[int, torch.Tensor] = {}
-        for (_, left, right), indices in groups.items():
-            spectrum, pitch = self._decoder[0](
-                torch.stack([codes[i] for i in indices]), left, right
-            )
-            for row, index in enumerate(indices):
-                state = pooling_metadata.pooling_states[index]
-                waves[index] = self._sound(spectrum[row], pitch[row], windows[index], state)
-        return [waves[index] for index in range(len(lengths))]
+    def decode(self, codes: torch.Tensor, prompts: Sequence[Prompt]) -> list[torch.Tensor]:
+        windows = [window_of(prompt.extra, codes.shape[1]) for prompt in prompts]
+        spectra, pitches = self.decoder(codes, windows[0].left, windows[0].right)
+        made = zip(spectra, pitches, windows, prompts, strict=True)
+        return [self._sound(spectrum, pitch, at, own.state) for spectrum, pitch, at, own in made]
 
     def _sound(
         self, spectrum: torch.Tensor, pitch: torch.Tensor, window: CodeWindow, state: PoolingStates
@@ -114,31 +89,15 @@ def _keep_phases(state: PoolingStates, phases: dict[int, float]) -> None:
     state.hidden_states_cache[:] = [torch.tensor(list(phases.items()), dtype=torch.float64)]
 
 
-@attn_type("attention_free")
-class Code2Wav(nn.Module, IsAttentionFree):
+class Code2Wav(Vocoder):
     """The model that vLLM loads; see the module's docstring."""
-
-    is_pooling_model = True
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
         config = vllm_config.model_config.hf_config
         assert isinstance(config, Code2WavConfig)  # noqa: S101 - the checkpoint's model_type
         self.decoder = CodecDecoder(sizes_of(config)).eval()
-        self.pooler = WaveformPooler(self.decoder, config.noise_seed)
-
-    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
-        return torch.empty(input_ids.shape[0], 0)
-
-    def forward(
-        self,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        intermediate_tensors: object = None,
-        inputs_embeds: torch.Tensor | None = None,
-        **kwargs: object,
-    ) -> torch.Tensor:
-        return input_ids
+        self.pooler = CodecPooler(self.decoder, config.noise_seed)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         loaded: set[str] = AutoWeightsLoader(self).load_weights(weights)

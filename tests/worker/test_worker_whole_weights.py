@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from antiphon.errors import ModelUnavailableError
-from antiphon.models.whole_weights import every_weight
+from antiphon.worker.whole_weights import every_weight
 
 
 def fill(model: nn.Module, *, but: tuple[str, ...] = ()) -> None:

@@ -1,19 +1,21 @@
-"""What happens at the edge `codes` (talker → code2wav): frames of codes become windows of a prompt.
+"""What happens at an edge from a talker to a codec whose frames have several codes: frames become
+windows of a prompt.
 
 On a stream edge windows leave while the talker speaks, each with the frames before it as context;
-on a full edge all frames leave at the end.
+on a full edge all frames leave at the end. A family's adapters say which code ends speech, and how
+large frame and codebook are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Self
 
 import torch
 
 from antiphon.core.frames import FrameWindows, Framing, Window
 from antiphon.core.prompt_plan import PromptPlan
 from antiphon.errors import AdapterError
-from antiphon.models.qwen3_tts.settings import CodecSettings, TtsSettings
 from antiphon.payload.adapters import FRAMES, Input, OutputNeeds, StageContext, StepRows
 from antiphon.payload.types import Payload, Scalar, per_token
 
@@ -24,13 +26,13 @@ LEFT = "left"
 """How many of the frames are context before the new ones. Also its key in the prompt's `extra`."""
 
 
-class CodesOutput:
-    """Talker's end."""
+class FramesOutput:
+    """Talker's end. `end` is the first code of the frame that ends speech."""
 
     needs = OutputNeeds(side_outputs=(FRAMES,))
 
-    def __init__(self, context: StageContext) -> None:
-        self._end = TtsSettings.read(context.model).talker_config.codec_eos_token_id
+    def __init__(self, context: StageContext, end: int) -> None:
+        self._end = end
         self._framing = None
         if context.stream:
             self._framing = Framing.from_options(context.options, f"edge {context.edge}")
@@ -40,7 +42,7 @@ class CodesOutput:
 
 
 class CodeWindows:
-    """One utterance's frames. That of the token that ends it is none, and is dropped."""
+    """One reply's frames. The frame of the token that ends speech is none, and is dropped."""
 
     def __init__(self, framing: Framing | None, end: int) -> None:
         self._windows: FrameWindows[torch.Tensor] = FrameWindows(framing)
@@ -60,32 +62,23 @@ class CodeWindows:
 
 
 def _payload(window: Window, frames: Sequence[torch.Tensor]) -> Payload:
+    """The frames of a window, context included."""
     codes = torch.stack(list(frames)).to(torch.int32)
     return Payload({CODES: per_token(codes)}, {LEFT: window.left})
 
 
-class CodesInput:
-    """Code2wav's end: a prompt's ids are the codes, frame by frame."""
+class FramesInput:
+    """The codec's end: a prompt's ids are the codes, frame by frame."""
 
-    def __init__(self, context: StageContext) -> None:
-        self._decoder = CodecSettings.read(context.model).decoder_config
+    def __init__(self, frame_size: int, codebook: int) -> None:
+        self._frame_size, self._codebook = frame_size, codebook
 
-    def open(self, uid: str, params: Mapping[str, Scalar]) -> CodesInput:
+    def open(self, uid: str, params: Mapping[str, Scalar]) -> Self:
         return self  # a window says it all
 
     def on_payload(self, payload: Payload, *, last: bool) -> Input:
         """Raises AdapterError for what cannot be decoded."""
-        field = payload.fields.get(CODES)
-        if field is None:
-            raise AdapterError(f"the payload has no field {CODES!r}")
-        codes = field.tensor
-        if codes.dim() != 2 or codes.shape[1] != self._decoder.num_quantizers or not len(codes):
-            raise AdapterError(
-                f"{CODES!r} is {tuple(codes.shape)}; it has to be frames of"
-                f" {self._decoder.num_quantizers} codes"
-            )
-        if int(codes.min()) < 0 or int(codes.max()) >= self._decoder.codebook_size:
-            raise AdapterError(f"codes have to be from 0 to {self._decoder.codebook_size - 1}")
+        codes = self._checked(payload)
         left = payload.meta.get(LEFT, 0)
         if type(left) is not int or not 0 <= left < len(codes):
             raise AdapterError(f"{LEFT!r} is {left!r}; it has to be below the {len(codes)} frames")
@@ -93,3 +86,17 @@ class CodesInput:
 
     def on_end(self) -> Input:
         return Input()
+
+    def _checked(self, payload: Payload) -> torch.Tensor:
+        field = payload.fields.get(CODES)
+        if field is None:
+            raise AdapterError(f"the payload has no field {CODES!r}")
+        codes = field.tensor
+        if codes.dtype != torch.int32 or codes.shape[1:] != (self._frame_size,) or not len(codes):
+            raise AdapterError(
+                f"{CODES!r} has to be int32 frames of {self._frame_size} codes, not {codes.dtype}"
+                f" {tuple(codes.shape)}"
+            )
+        if int(codes.min()) < 0 or int(codes.max()) >= self._codebook:
+            raise AdapterError(f"codes have to lie between 0 and {self._codebook - 1}")
+        return codes
