@@ -7,8 +7,10 @@ request_block_hasher}`.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
+from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.tasks import POOLING_TASKS, PoolingTask
 from vllm.v1.core.sched.interface import PauseState
@@ -19,7 +21,7 @@ from vllm.v1.executor.abstract import Executor
 from antiphon.core.options import PROMPT_EDGE, WHOLE_WEIGHTS, InEdge, StageOptions
 from antiphon.core.prompt_plan import PromptUpdate
 from antiphon.core.targets import load_target
-from antiphon.errors import InvalidRequestError, TopologyError
+from antiphon.errors import DeploymentError, InvalidRequestError, TopologyError
 from antiphon.pipeline.topology import StageKind
 from antiphon.sched.ar import ARMixin
 from antiphon.sched.mixin import StageSchedulerMixin
@@ -56,7 +58,7 @@ class StageEngine:
             kv_transfer_config=connector_config() if spec.kv_connector else None,
             **given,
         )
-        self.config = args.create_engine_config()
+        self.config = _config(spec, args)
         if self.config.device_config.device_type == "cpu":
             # Upstream's CPU platform switches the overlap off while it makes the configuration; a
             # deployment may not ask for it there, but what the spec says holds (its scheduler is
@@ -179,6 +181,27 @@ class StageEngine:
         if self._audio is not None:
             self._audio.close()
         self._client.shutdown()
+
+
+def _config(spec: StageSpec, args: EngineArgs) -> VllmConfig:
+    """What upstream makes of the arguments.
+
+    Raises DeploymentError for a length that the checkpoint does not have: upstream's own words are
+    of environment variables.
+    """
+    try:
+        return args.create_engine_config()
+    except ValueError:
+        if args.max_model_len is None:
+            raise
+        own: dict[str, Any] = {"max_model_len": None}  # the checkpoint's
+        config = dataclasses.replace(args, **own).create_engine_config()
+        if args.max_model_len <= (limit := config.model_config.max_model_len):
+            raise
+        raise DeploymentError(
+            f"stages.{spec.name}.max_model_len is {args.max_model_len}, and the checkpoint takes"
+            f" {limit} tokens: set it to that or less"
+        ) from None
 
 
 def _pooling_task(client: InprocClient) -> PoolingTask:

@@ -22,6 +22,8 @@ from antiphon.stage.messages import Command, Event, Failed, Starting
 from antiphon.stage.spec import StageSpec
 from antiphon.stage.wire import Channel
 
+_MOST_REASON = 600  # characters
+
 
 def main() -> None:
     """Serve one stage until it is stopped or the orchestrator is gone."""
@@ -35,9 +37,18 @@ def main() -> None:
     except AntiphonError as error:
         channel.send(Failed(error.to_wire()))
     except Exception as error:
-        reason = " ".join(str(error).split())
-        channel.send(Failed(ErrorInfo("stage_start", f"{type(error).__name__}: {reason}")))
+        channel.send(Failed(ErrorInfo("stage_start", _reason(spec, error))))
         raise
+
+
+def _reason(spec: StageSpec, error: Exception) -> str:
+    """Why a stage did not start, in one line: upstream's own can be a page."""
+    reason = " ".join(str(error).split())
+    if len(reason) > _MOST_REASON:
+        reason = f"{reason[:_MOST_REASON]}…"
+    return (
+        f"stage '{spec.name}' could not start from {spec.model}: {type(error).__name__}: {reason}"
+    )
 
 
 def _serve(spec: StageSpec, channel: Channel[Command]) -> None:

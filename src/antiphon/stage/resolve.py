@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from antiphon.core.options import ConnectorSpec, InEdge, OutEdge
 from antiphon.core.targets import load_target
-from antiphon.errors import TopologyError
+from antiphon.errors import ModelUnavailableError, TopologyError
 from antiphon.models.headers import check_checkpoint
 from antiphon.models.hub import named_folder
 from antiphon.pipeline.audio import MAX_CLIPS
@@ -183,7 +183,11 @@ def model_folder(
 
 def _own_folder(stage: Stage, progress: Callable[[str, float | None], None]) -> Path:
     """What the topology's function returns."""
-    folder = load_target(stage.model, f"model of stage {stage.name}")(progress)
+    source = load_target(stage.model, f"model of stage {stage.name}")
+    try:
+        folder = source(progress)
+    except ModelUnavailableError as error:
+        raise ModelUnavailableError(f"stage {stage.name}: {error}") from error
     if not isinstance(folder, Path):
         raise TopologyError(
             f"{stage.model} returned a {type(folder).__name__} for stage {stage.name};"

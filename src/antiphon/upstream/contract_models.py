@@ -66,6 +66,16 @@ MODEL_SEAMS: tuple[Seam, ...] = (
             Names(_UTILS, "AutoWeightsLoader", ("method load_weights(weights, mapper)",)),
             Names(_UTILS, "WeightsMapper", ("field orig_to_new_prefix",)),
             Names(
+                "vllm.model_executor.utils",
+                "",
+                ("function set_weight_attrs(weight, weight_attrs)",),
+            ),
+            Names(
+                "vllm.model_executor.model_loader.weight_utils",
+                "",
+                ("function default_weight_loader(param, loaded_weight)",),
+            ),
+            Names(
                 "vllm.model_executor.model_loader.default_loader",
                 "DefaultModelLoader",
                 ("hook is_unused_checkpoint_weight allow_patterns_overrides",),

@@ -101,6 +101,37 @@ WORKER_SEAMS: tuple[Seam, ...] = (
         ),
     ),
     Seam(
+        "AMX on CPU",
+        "a process has to ask the kernel for AMX before it computes with it, and vLLM's attention "
+        "in bfloat16 does not ask",
+        "none needed once vLLM asks; until then float32",
+        (
+            Names(
+                "torch.cpu",
+                "",
+                ("function _is_amx_tile_supported()", "function _init_amx()"),
+            ),
+        ),
+    ),
+    Seam(
+        "weight loading",
+        "upstream's own loader takes every linear layer, embedding and expert for loaded; ours has "
+        "it load as it does, and looks for numbers that were not set",
+        "upstream's default loader, and its own check",
+        (
+            Names(
+                "vllm.model_executor.model_loader",
+                "",
+                ("function register_model_loader(load_format)",),
+            ),
+            Names(
+                "vllm.model_executor.model_loader.default_loader",
+                "DefaultModelLoader",
+                ("method load_weights(model, model_config)",),
+            ),
+        ),
+    ),
+    Seam(
         "workers",
         "upstream has no setting for the runner's class: the GPU worker makes it in a method of "
         "its own, the CPU worker inside init_device",

@@ -18,6 +18,10 @@ class ARWorker(StageWorkerMixin, CPUWorker):
     """Worker of an autoregressive stage on CPU."""
 
     def init_device(self) -> None:
+        if torch.cpu._is_amx_tile_supported():
+            # A process has to ask the kernel for AMX. oneDNN does before its first product; vLLM's
+            # attention in bfloat16 does not, and a stage whose attention comes first is killed.
+            torch.cpu._init_amx()
         super().init_device()  # type: ignore[no-untyped-call]
         self.model_runner = CpuStageRunner(self.vllm_config, torch.device("cpu"))
 

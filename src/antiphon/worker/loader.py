@@ -15,6 +15,7 @@ from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
 from antiphon.core.options import WHOLE_WEIGHTS
+from antiphon.errors import ModelUnavailableError
 from antiphon.worker.whole_weights import every_weight
 
 
@@ -32,8 +33,11 @@ class WholeLoader(DefaultModelLoader):
         if model_config.quantization is not None:
             super().load_weights(model, model_config)
             return
-        with every_weight(model):
-            super().load_weights(model, model_config)
+        try:
+            with every_weight(model):
+                super().load_weights(model, model_config)
+        except ModelUnavailableError as error:
+            raise ModelUnavailableError(f"{model_config.model}: {error}") from error
 
 
 @functools.cache  # upstream warns of a second time
