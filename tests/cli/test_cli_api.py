@@ -36,15 +36,34 @@ WRONG = {
     "seed": ({"sampling": {"thinker": {"seed": 1 << 64}}}, "at most 63 bits"),
     "large id": ({"sampling": {"thinker": {"stop_token_ids": [1 << 64]}}}, "list of token ids"),
     "text type": ({"text": None}, "text: expected str, got null"),
-    "sampling type": ({"sampling": {"thinker": None}}, "sampling: expected object, got null"),
+    "no sampling of a stage": ({"sampling": {"thinker": None}}, "sampling is by stage, as in"),
+    "sampling of no stage": (
+        {"sampling": {"temperature": 0.5}},
+        r"""sampling is by stage, as in \{"thinker": \{"temperature": 0.5\}\}; it is \{'temp""",
+    ),
+    "sampling of no stage, spoken": (
+        {"entry": "speech", "sampling": [1]},
+        'sampling is by stage, as in {"talker": ',
+    ),
+    "sampling without names": ({"sampling": {"thinker": {1: 2}}}, "sampling is by stage, as in"),
     "one modality": ({"modalities": "audio"}, "modalities: expected array"),
     "bytes that are no text": ({"text": "hi \udcff"}, "not valid Unicode"),
     "wait": ({"input_wait_timeout_s": -1}, "input_wait_timeout_s is -1"),
     "deadline type": ({"deadline_s": "5"}, "deadline_s: expected"),
     "deadline": ({"deadline_s": 0}, "deadline_s is 0"),
     "deadline for ever": ({"deadline_s": float("inf")}, "deadline_s is inf"),
-    "role": ({"messages": [{"role": "robot", "content": "x"}]}, "message 0 is not valid"),
-    "message": ({"messages": [{"role": "user"}]}, "message 0 is not valid"),
+    "role": ({"messages": [{"role": "robot", "content": "x"}]}, "message 0 has role 'robot'"),
+    "message": ({"messages": [{"role": "user"}]}, "message 0 has no content"),
+    "no message": ({"messages": ["hi"]}, "message 0 is of type str, not a dict"),
+    "no messages": ({"messages": "hi"}, "messages is of type str; give a list of dicts"),
+    "content in parts": (
+        {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
+        r"message 0 has content of type list; entry chat takes text: .* the text as content$",
+    ),
+    "a picture": (
+        {"messages": [{"role": "user", "content": "x", "image": b""}]},
+        "message 0 has 'image', which is unknown; entry chat takes text:",
+    ),
 }
 
 
@@ -55,6 +74,13 @@ def test_request_is_refused(case: str) -> None:
     request = OmniRequest(**{"text": "hi", **changes})  # type: ignore[arg-type]
     with pytest.raises(InvalidRequestError, match=message):
         request.check(TOPOLOGY)
+
+
+@pytest.mark.parametrize("name", ["x.mp3", "x.png", "x.v1"])
+def test_sound_is_written_as_wav_alone(name: str, tmp_path: Path) -> None:
+    with pytest.raises(OutputPathError, match=r"name a \.wav file"):
+        reply(np.zeros(4, np.float32)).save(tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_good_request_names_its_path() -> None:

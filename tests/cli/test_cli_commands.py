@@ -53,17 +53,31 @@ def test_printed_configuration_is_the_same_twice(antiphon: Antiphon, workplace: 
     first, second = antiphon(*arguments), antiphon(*arguments)
     assert first.stdout == second.stdout
     printed = msgspec.yaml.decode(first.stdout)
-    assert printed["deployment"]["connector"] == "inproc"
-    assert printed["deployment"]["stages"]["talker"]["input_wait_timeout_s"] == 600
+    assert printed["connector"] == "inproc"
+    assert printed["stages"]["talker"]["input_wait_timeout_s"] == 600
     assert list(workplace.iterdir()) == []
 
 
 def test_printed_configuration_can_be_deployed(antiphon: Antiphon, workplace: Path) -> None:
-    first = antiphon("chat", "--pipeline", "sample", "--print-config")
-    file = workplace / "d.yaml"
-    file.write_bytes(msgspec.yaml.encode(msgspec.yaml.decode(first.stdout)["deployment"]))
-    second = antiphon("say", "hi", "--out", "x", "--deployment", "d.yaml", "--print-config")
+    """As it is; either command prints it, without a text and a place for the speech."""
+    first = antiphon("chat", "--pipeline", "sample", "--model", "talker=/t", "--print-config")
+    (workplace / "d.yaml").write_text(first.stdout)
+    second = antiphon("say", "--deployment", "d.yaml", "--print-config")
     assert second.stdout == first.stdout
+    assert "pipeline: sample\n" in first.stdout
+
+
+@pytest.mark.parametrize(
+    ("given", "chosen"), [(("--pipeline", "sample"), "sample"), ((), "voice")], ids=str
+)
+def test_deployment_of_any_pipeline(
+    given: tuple[str, ...], chosen: str, antiphon: Antiphon, workplace: Path
+) -> None:
+    (workplace / "d.yaml").write_text("stages: {thinker: {threads: 2}}\n")
+    printed = msgspec.yaml.decode(
+        antiphon("chat", *given, "--deployment", "d.yaml", "--print-config").stdout
+    )
+    assert (printed["pipeline"], printed["stages"]["thinker"]["threads"]) == (chosen, 2)
 
 
 def test_models_on_the_command_line(antiphon: Antiphon, workplace: Path) -> None:
@@ -71,10 +85,10 @@ def test_models_on_the_command_line(antiphon: Antiphon, workplace: Path) -> None
     (workplace / "d.yaml").write_text("pipeline: sample\nmodels: {thinker: /old, talker: /kept}\n")
     given = ("--deployment", "d.yaml", "--model", "thinker=/a=b", "--print-config")
     printed = antiphon("chat", *given)
-    models = msgspec.yaml.decode(printed.stdout)["deployment"]["models"]
+    models = msgspec.yaml.decode(printed.stdout)["models"]
     assert models == {"thinker": "/a=b", "talker": "/kept"}
     whole = antiphon("say", "hi", "--out", "x", *given, "--model", "./a=b")
-    models = msgspec.yaml.decode(whole.stdout)["deployment"]["models"]
+    models = msgspec.yaml.decode(whole.stdout)["models"]
     assert models == {"*": "./a=b", "thinker": "/a=b"}
 
 

@@ -40,6 +40,25 @@ WRONG = {
     "unknown command": (("chatt",), "invalid choice: 'chatt'"),
     "unknown option": ((*CHAT, "--pipline", "x"), "unrecognized arguments: --pipline"),
     "say without out": (("say", "hello"), "give --out FILE, or --raw and a player"),
+    "say without text": (("say", "--out", "x.wav"), "there is nothing to say; give TEXT"),
+    "say where nothing is spoken as it is": (
+        ("say", "hello", "--pipeline", "qwen3-omni"),
+        "pipeline qwen3-omni answers and does not speak texts as they are; use `antiphon chat`",
+    ),
+    "chat where nothing is answered": (
+        ("chat", "hello", "--pipeline", "qwen3-tts"),
+        "pipeline qwen3-tts speaks texts as they are and answers none; use `antiphon say`",
+    ),
+    "another sound format": ((*SAY, "x.mp3"), "x.mp3: sound is written as WAV and nothing else"),
+    "another format of an answer": ((*CHAT, "--out", "x.mp3"), "name a .wav file"),
+    "two models of a stage": (
+        (*CHAT, "--model", "talker=a", "--model", "thinker=a", "--model", "talker=b"),
+        "--model names two checkpoints for stage talker, a and b; leave one out",
+    ),
+    "two models of all stages": (
+        (*CHAT, "--model", "a", "--model", "b"),
+        "--model names two checkpoints for all stages, a and b",
+    ),
     "no callers": (("bench", "stream", "--concurrency", "1,0"), "'0' is not a whole number"),
     "callers without a comma": (("bench", "stream", "--concurrency", "1 2"), "'1 2' is not"),
     "no rounds": (("bench", "stream", "--rounds", "0"), "'0' is not a whole number"),

@@ -21,6 +21,7 @@ from antiphon.cli.lines import LineReader
 from antiphon.cli.progress import StageProgress
 from antiphon.cli.table import timings_table
 from antiphon.core.continuity import ContinuityMeter
+from antiphon.errors import StageStartError
 from antiphon.orchestrator.api import StageTiming, Timings
 
 
@@ -150,14 +151,20 @@ def test_table_says_how_playback_went(chunks: list[tuple[float, float]], expecte
     assert out.getvalue().splitlines()[1].rstrip() == f"playback: {expected}"
 
 
+def progress_of(show: bool | None, *, verbose: bool = False) -> StageProgress:
+    """By a clock that is read when it is made, entered and left."""
+    return StageProgress(show, verbose=verbose, clock=iter((0.0, 1.0, 13.5)).__next__)
+
+
 def test_progress_lines(capsys: pytest.CaptureFixture[str]) -> None:
     """A line for each new phase, none for a repeat."""
-    with StageProgress(True) as progress:
+    with progress_of(True) as progress:
         for stage, phase in (("a", "loading"), ("b", "loading"), ("a", "loading"), ("a", "ready")):
             thread = threading.Thread(target=progress, args=(stage, phase))
             thread.start()
             thread.join()
-    assert capsys.readouterr().err == "a: loading\nb: loading\na: ready\n"
+    shown = capsys.readouterr().err
+    assert shown == "a: loading\nb: loading\na: ready\nstarted in 12.5 s\n"
 
 
 def test_verbose_progress_is_lines_on_a_terminal_too(
@@ -165,15 +172,26 @@ def test_verbose_progress_is_lines_on_a_terminal_too(
 ) -> None:
     """The stages' logs come between them, which bars that are drawn again would garble."""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with StageProgress(None, verbose=True) as progress:
+    with progress_of(None, verbose=True) as progress:
         progress("a", "loading")
-    assert capsys.readouterr().err == "a: loading\n"
+    assert capsys.readouterr().err == "a: loading\nstarted in 12.5 s\n"
 
 
-@pytest.mark.parametrize("show", [None, False])
-def test_no_progress_where_there_is_no_terminal(
-    show: bool | None, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("show", "shown"), [(None, "a: ready after 9.0 s\nstarted in 12.5 s\n"), (False, "")]
+)
+def test_where_there_is_no_terminal_it_says_what_is_ready(
+    show: bool | None, shown: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with StageProgress(show) as progress:
+    with progress_of(show) as progress:
         progress("a", "loading")
+        progress("a", "ready after 9.0 s")
+    assert capsys.readouterr() == ("", shown)
+
+
+def test_a_start_that_fails_leaves_the_last_line_to_the_error(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(StageStartError), progress_of(None):
+        raise StageStartError("no memory")
     assert capsys.readouterr() == ("", "")

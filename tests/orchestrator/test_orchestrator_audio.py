@@ -101,16 +101,27 @@ WRONG = {
     "too many": ({"audio": [LOUD] * 17}, "has 17 clips; give at most 16"),
     "an answer that sounds": (
         {"messages": [{"role": "assistant", "content": "hi", "audio": [LOUD]}]},
-        "message 0 is not valid",
+        "message 0 has audio, but is the assistant's; entry chat takes text and audio:",
     ),
     "text as audio": (
         {"messages": [{"role": "user", "content": "hi", "audio": "x.wav"}]},
-        "message 0 is not valid",
+        "message 0 has audio of type str, not a list of AudioClip",
     ),
-    "audio as text": ({"messages": [{"role": "user", "content": [LOUD]}]}, "message 0"),
+    "paths as audio": (
+        {"messages": [{"role": "user", "content": "hi", "audio": ["x.wav"]}]},
+        "message 0 has audio that is no AudioClip",
+    ),
+    "nothing as audio": (
+        {"messages": [{"role": "user", "content": "hi", "audio": None}]},
+        "message 0 has audio of type NoneType",
+    ),
+    "audio as text": (
+        {"messages": [{"role": "user", "content": [LOUD]}]},
+        "message 0 has content of type list; .* the text as content, clips as a user's audio$",
+    ),
     "another key": (
         {"messages": [{"role": "user", "content": "hi", "image": "x"}]},
-        "message 0 is not valid",
+        "message 0 has 'image', which is unknown; entry chat takes text and audio:",
     ),
 }
 

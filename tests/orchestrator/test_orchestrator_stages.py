@@ -6,15 +6,19 @@ import asyncio
 import os
 import signal
 import time
+from collections.abc import Callable
 
 import pytest
 
 from antiphon.connector.runs import new_run_token
 from antiphon.core.options import ConnectorSpec
 from antiphon.errors import StageStartError
+from antiphon.orchestrator.clients import OnEvent, OnGone, StageClient
 from antiphon.orchestrator.stage_log import StageLog
 from antiphon.orchestrator.stages import StageSet
+from antiphon.orchestrator.tasks import Progress
 from antiphon.pipeline.topology import StageKind
+from antiphon.stage.messages import Command, Ready
 from antiphon.stage.spec import StageSpec
 from leftovers import run_files, stage_processes
 from routing import settle
@@ -22,7 +26,9 @@ from routing import settle
 NAMES = ("near", "far")
 
 
-def stage_set() -> StageSet:
+def stage_set(
+    on_progress: Progress = lambda *_: None, clock: Callable[[], float] = time.monotonic
+) -> StageSet:
     run = new_run_token()
     return StageSet(
         {
@@ -33,7 +39,8 @@ def stage_set() -> StageSet:
         run=run,
         on_event=lambda *_: None,
         on_gone=lambda *_: None,
-        on_progress=lambda *_: None,
+        on_progress=on_progress,
+        clock=clock,
     )
 
 
@@ -60,6 +67,31 @@ async def test_a_stage_that_dies_while_it_starts_is_named() -> None:
         await start
     await stages.stop()
     await stages.stop()  # harmless
+
+
+class Prompt(StageClient):
+    """A stage that is ready at once; it says itself that this took no time."""
+
+    def __init__(self, spec: StageSpec, on_event: OnEvent, on_gone: OnGone) -> None:
+        ready = Ready(max_model_len=8, num_blocks=1, block_size=8, start_seconds=0, vllm_version="")
+        on_event(spec.name, ready, ())
+
+    def send(self, command: Command) -> None: ...
+
+    def stop(self, timeout_s: float) -> None: ...
+
+
+async def test_a_stage_is_ready_so_long_after_its_start_was_ordered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its process and what it imports are part of that."""
+    monkeypatch.setattr("antiphon.orchestrator.stages.ProcessStage", Prompt)
+    seen: list[tuple[str, str]] = []
+    clock = iter((100.0, 103.0, 104.5)).__next__
+    stages = stage_set(on_progress=lambda *said: seen.append(said), clock=clock)
+    await stages.start(60)
+    await stages.stop()
+    assert seen[-2:] == [("near", "ready after 3.0 s"), ("far", "ready after 4.5 s")]
 
 
 @pytest.mark.parametrize("echo", [True, False])

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
-import msgspec.yaml
 import pytest
 
 from antiphon.core.budget import EdgeLimits
-from antiphon.errors import DeploymentError, SettingError
-from antiphon.pipeline.defaults import fill_defaults
+from antiphon.errors import DeploymentError, SettingError, UnknownPipelineError
+from antiphon.pipeline.defaults import chosen_pipeline, fill_defaults
 from antiphon.pipeline.deployment import Deployment, EdgeDeployment, StageDeployment
-from antiphon.pipeline.deployment_file import parse_deployment
+from antiphon.pipeline.deployment_file import load_deployment
 from antiphon.pipeline.printing import config_yaml
+from antiphon.pipeline.registry import BUILT_IN, load_pipeline
+from antiphon.pipeline.topology import Topology
 from sample_pipeline import TOPOLOGY
 
 VARIABLE = "ANTIPHON_INPUT_WAIT_TIMEOUT_S"
@@ -127,9 +130,40 @@ def test_filling_twice_changes_nothing(device: str) -> None:
     assert fill_defaults(TOPOLOGY, once, device="cpu") == once
 
 
-def test_printed_deployment_is_a_deployment_file() -> None:
-    filled = fill_defaults(TOPOLOGY, sample(), device="cpu")
-    printed = msgspec.yaml.decode(config_yaml(TOPOLOGY, filled))
-    assert parse_deployment(printed["deployment"]) == filled
-    assert [stage["name"] for stage in printed["topology"]["stages"]] == list(filled.stages)
-    assert [edge["name"] for edge in printed["topology"]["edges"]] == list(filled.edges)
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("name", [*BUILT_IN, "sample"])
+def test_printed_deployment_is_a_deployment_file(name: str, device: str, tmp_path: Path) -> None:
+    """It is the same after loading, and after filling it again."""
+    topology = TOPOLOGY if name == "sample" else load_pipeline(name)
+    given = Deployment(models={"*": "/m: x", topology.stages[0].name: "owner/name"})
+    filled = fill_defaults(topology, given, device=device)  # type: ignore[arg-type]
+    (tmp_path / "d.yaml").write_text(config_yaml(filled))
+    loaded = load_deployment(tmp_path / "d.yaml")
+    assert loaded == filled
+    assert fill_defaults(topology, loaded) == filled
+
+
+def test_filled_deployment_is_for_its_pipeline() -> None:
+    assert fill_defaults(TOPOLOGY, Deployment()).pipeline == "sample"
+
+
+@pytest.mark.parametrize(
+    ("given", "of_the_deployment", "chosen"),
+    [
+        (None, None, "voice"),
+        (None, "imagine", "imagine"),
+        ("split", None, "split"),
+        (TOPOLOGY, None, "sample"),
+    ],
+)
+def test_whose_pipeline_is_chosen(
+    given: str | Topology | None, of_the_deployment: str | None, chosen: str
+) -> None:
+    deployment = Deployment(pipeline=of_the_deployment)
+    assert chosen_pipeline(given, deployment).name == chosen
+
+
+@pytest.mark.parametrize("given", ["", "voise"])
+def test_pipeline_that_is_not_there(given: str) -> None:
+    with pytest.raises(UnknownPipelineError):
+        chosen_pipeline(given, Deployment(pipeline="voice"))

@@ -195,8 +195,14 @@ def test_models_given_later_win(given: Any, models: dict[str, str]) -> None:
 
 
 def test_deployment_for_another_pipeline() -> None:
+    """That is what is told, and not that its stages are others."""
+    given = Deployment(pipeline="voice", stages={"else": StageDeployment()})
     with pytest.raises(DeploymentError, match="is for voice, not for sample"):
-        Deployment().check_names(TOPOLOGY)
+        given.check_names(TOPOLOGY)
+
+
+def test_deployment_for_any_pipeline() -> None:
+    Deployment().check_names(TOPOLOGY)
 
 
 @pytest.mark.parametrize(

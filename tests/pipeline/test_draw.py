@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from antiphon.pipeline.draw import draw, summary
 from antiphon.pipeline.topology import Edge, EdgeMode, Entry, Stage, StageKind, Topology
-from sample_pipeline import CODES, SPEECH, TOPOLOGY
+from sample_pipeline import CHAT, CODES, SAY, SPEECH, TOPOLOGY
 
 CHAIN = """\
 sample: a pipeline for tests
@@ -14,6 +14,7 @@ sample: a pipeline for tests
 ● thinker (ar) ⇒ text
 │   entry chat: sample:Chat
 │   model: sample_pipeline:folder
+│   sampling: max_tokens=64
 │
 └─ speech (full, one request per part)
      out: sample:Sentences
@@ -67,6 +68,12 @@ def test_fork() -> None:
     edges = tuple(Edge(f"a{name}", "a", name, EdgeMode.FULL, "m:O", "m:I") for name in ("b", "c"))
     topology = Topology("fork", "two ways", stages, edges, (Entry("in", "a", "m:E"),))
     assert draw(topology) == FORK
+
+
+def test_what_an_entry_takes_beside_text() -> None:
+    chat = replace(CHAT, inputs=("text", "audio"), params=("speaker",))
+    lines = draw(replace(TOPOLOGY, entries=(chat, SAY))).splitlines()
+    assert "│   entry chat: sample:Chat (also audio, speaker)" in lines
 
 
 def test_one_line() -> None:

@@ -114,7 +114,7 @@ def add_pipeline_choice(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--progress",
         action=argparse.BooleanOptionalAction,
-        help="show what loads meanwhile (default: on a terminal)",
+        help="show what loads meanwhile (default: on a terminal; elsewhere when a stage is ready)",
     )
 
 
@@ -130,5 +130,6 @@ def add_pipeline_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--print-config",
         action="store_true",
-        help="print topology and deployment with every default filled in, and start nothing",
+        help="print the deployment with every default filled in, as a file for --deployment, and"
+        " start nothing",
     )

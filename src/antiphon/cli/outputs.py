@@ -62,7 +62,7 @@ def _kind(out: Path, given: tuple[str, ...], gives: str) -> str:
     for kind in written:
         if suffix == _SUFFIXES[kind]:
             return kind
-    if suffix not in _SUFFIXES.values() and written == ["audio"]:
-        return "audio"  # WAV under any other name
+    if not suffix and written == ["audio"]:
+        return "audio"
     right = " or ".join(_SUFFIXES[kind] for kind in written)
     raise InvalidRequestError(f"--out {out}: {gives}; name a {right} file")

@@ -26,6 +26,7 @@ _EXAMPLES = """examples:
   antiphon say "Good morning." --out morning.wav
   antiphon say "Good morning." --raw | aplay -r 24000 -f S16_LE
   antiphon say "Good morning." --out morning.wav --in-process -v
+  antiphon say --pipeline qwen3-tts --print-config
 """
 
 
@@ -39,7 +40,7 @@ def add_parser(commands: Any) -> None:
         epilog=_EXAMPLES,
         formatter_class=Formatter,
     )
-    parser.add_argument("text", metavar="TEXT", help="what to say")
+    parser.add_argument("text", nargs="?", metavar="TEXT", help="what to say")
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="WAV file for the speech; needed without --raw"
     )
@@ -53,20 +54,24 @@ def run(options: argparse.Namespace) -> int:
     """Everything that needs no engine is checked first."""
     from antiphon.cli.setup import check_installation, check_raw_output, check_text, prepare
 
+    setup = prepare(options)
+    if options.print_config:
+        sys.stdout.write(setup.config())
+        return 0
+    setup.topology.entry(ENTRY)  # another command may be the right one, whatever else is missing
+    if options.text is None:
+        raise InvalidRequestError("there is nothing to say; give TEXT, see antiphon say --help")
     check_text(options.text)
     if options.out is None and not options.raw:
         raise InvalidRequestError(
             "there is nowhere for the speech to go; give --out FILE, or --raw and a player behind"
             " a pipe"
         )
-    setup = prepare(options)
-    if options.print_config:
-        sys.stdout.write(setup.config())
-        return 0
 
     from antiphon.cli import signals
     from antiphon.orchestrator.api import OmniRequest
     from antiphon.orchestrator.files import check_output_path
+    from antiphon.orchestrator.wav import check_suffix
 
     params = spoken_params(options)
     request = OmniRequest(entry=ENTRY, text=options.text, modalities=("audio",), params=params)
@@ -74,6 +79,7 @@ def run(options: argparse.Namespace) -> int:
     if options.raw:
         check_raw_output(setup.topology)
     if options.out is not None:
+        check_suffix(options.out)
         check_output_path(options.out)
     check_installation()
     signals.run(lambda: _say(options, setup, request))

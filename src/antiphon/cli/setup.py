@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from antiphon.errors import EmptyInputError, InvalidRequestError
-from antiphon.pipeline.defaults import fill_defaults
-from antiphon.pipeline.deployment import Deployment
+from antiphon.pipeline.defaults import chosen_pipeline, fill_defaults
+from antiphon.pipeline.deployment import ALL_STAGES, Deployment
 from antiphon.pipeline.deployment_file import load_deployment
 from antiphon.pipeline.printing import config_yaml
-from antiphon.pipeline.registry import load_pipeline
 from antiphon.pipeline.topology import Topology
 
 
@@ -26,27 +26,37 @@ class Setup:
     deployment: Deployment  # every default filled in
 
     def config(self) -> str:
-        """The resolved form, as YAML that ends with a line break."""
-        return config_yaml(self.topology, self.deployment)
+        """A deployment file with nothing left to decide; it ends with a line break."""
+        return config_yaml(self.deployment)
 
 
 def prepare(options: argparse.Namespace) -> Setup:
     """Load and check pipeline, deployment and environment.
 
-    Raises UnknownPipelineError, TopologyError, DeploymentError or SettingError.
+    Raises UnknownPipelineError, TopologyError, DeploymentError, SettingError or, for options that
+    contradict each other, InvalidRequestError.
     """
-    if options.deployment is None:
-        given = Deployment(pipeline=options.pipeline or "voice")
-    else:
-        given = load_deployment(options.deployment)
+    given = Deployment() if options.deployment is None else load_deployment(options.deployment)
     changes: dict[str, object] = {}
     if options.in_process:
         changes["in_process"] = True
     if options.verbose and given.log_level != "debug":
         changes["log_level"] = "info"
-    given = msgspec.structs.replace(given, **changes).with_models(dict(options.model or ()))
-    topology = load_pipeline(options.pipeline or given.pipeline)
+    given = msgspec.structs.replace(given, **changes).with_models(_models(options.model or ()))
+    topology = chosen_pipeline(options.pipeline, given)
     return Setup(topology, fill_defaults(topology, given))
+
+
+def _models(given: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """The checkpoints by stage; two for one stage are a mistake."""
+    models: dict[str, str] = {}
+    for stage, model in given:
+        if (first := models.setdefault(stage, model)) != model:
+            whose = "all stages" if stage == ALL_STAGES else f"stage {stage}"
+            raise InvalidRequestError(
+                f"--model names two checkpoints for {whose}, {first} and {model}; leave one out"
+            )
+    return models
 
 
 def check_installation() -> None:

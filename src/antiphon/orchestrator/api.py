@@ -19,6 +19,7 @@ from antiphon.errors import (
     InvalidRequestError,
     SettingError,
 )
+from antiphon.orchestrator.conversation import Messages, check_messages
 from antiphon.orchestrator.png import save_png
 from antiphon.orchestrator.sampling import check_sampling
 from antiphon.orchestrator.wav import save_wav
@@ -29,9 +30,7 @@ from antiphon.pipeline.topology import Stage, Topology
 
 Samples = npt.NDArray[np.float32]
 Image = npt.NDArray[np.uint8]
-Messages = Sequence[Mapping[str, str | Sequence[AudioClip]]]
 
-ROLES = ("system", "user", "assistant")
 MAX_COMPANIONS = 16
 
 
@@ -103,12 +102,7 @@ class OmniRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         path = topology.path_from(self.entry, self.modalities)
         self._check_companions(topology, path)
         self._check_params(topology)
-        for index, message in enumerate(self.messages):
-            if not _is_message(message):
-                raise InvalidRequestError(
-                    f"message {index} is not valid; give role ({', '.join(ROLES)}) and content,"
-                    " and in a user's message audio if there is any"
-                )
+        check_messages(self.messages, topology.entry(self.entry))
         self._check_audio(topology)
         deadline = self.deadline_s
         if deadline is not None and not (math.isfinite(deadline) and deadline > 0):
@@ -149,6 +143,8 @@ class OmniRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def _check_types(self) -> None:
         values = msgspec.structs.asdict(self)
         for field_ in msgspec.structs.fields(self):
+            if field_.name in ("messages", "sampling"):
+                continue  # nested, and checked in words of their own
             try:
                 msgspec.convert(values[field_.name], field_.type)
             except msgspec.ValidationError as error:
@@ -182,16 +178,6 @@ class OmniRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def turns(self) -> tuple[Message, ...]:
         """`conversation` as an entry's adapter is given it; of messages that have been checked."""
         return msgspec.convert(self.conversation(), tuple[Message, ...])
-
-
-def _is_message(message: Mapping[str, str | Sequence[AudioClip]]) -> bool:
-    role, heard = message.get("role"), message.get("audio")
-    return (
-        message.keys() - {"audio"} == {"role", "content"}
-        and isinstance(message["content"], str)
-        and role in ROLES
-        and (heard is None or (role == "user" and not isinstance(heard, str)))
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,9 @@ import msgspec
 from antiphon.connector.runs import new_run_token
 from antiphon.core.options import Scalar
 from antiphon.errors import AntiphonError, InvalidRequestError, ShutdownError
-from antiphon.orchestrator.api import Finished, Messages, OmniEvent, OmniRequest, Reply
+from antiphon.orchestrator.api import Finished, OmniEvent, OmniRequest, Reply
 from antiphon.orchestrator.clients import Frames
+from antiphon.orchestrator.conversation import Messages
 from antiphon.orchestrator.flow import FlowPlan
 from antiphon.orchestrator.intake import Intake
 from antiphon.orchestrator.live import LiveRequest
@@ -25,13 +26,12 @@ from antiphon.orchestrator.segments import LiveSession, SessionPlan
 from antiphon.orchestrator.sessions import Sampling, Session
 from antiphon.orchestrator.stages import StageSet
 from antiphon.orchestrator.tasks import Progress, in_thread, to_the_end
-from antiphon.pipeline.defaults import fill_defaults
+from antiphon.pipeline.defaults import chosen_pipeline, fill_defaults
 from antiphon.pipeline.deployed import deployed
 from antiphon.pipeline.deployment import Deployment
 from antiphon.pipeline.deployment_file import load_deployment
 from antiphon.pipeline.entry import AnyPrompt
 from antiphon.pipeline.facts import completed
-from antiphon.pipeline.registry import load_pipeline
 from antiphon.pipeline.topology import Topology
 from antiphon.stage.messages import Acknowledged, Command, Event, Inspect, Inspection, Sleep, Wake
 from antiphon.stage.resolve import resolve_stages
@@ -43,14 +43,15 @@ CLOSE_TIMEOUT_S = 10.0  # for the stages to let go of what runs
 class AsyncOmni:
     """One pipeline. Made anywhere, used on one event loop.
 
-    `deployment` is a Deployment or a YAML file; `model` is the checkpoint of all stages, or one for
+    `pipeline` None is the deployment's, and voice where that names none. `deployment` is a
+    Deployment or a YAML file; `model` is the checkpoint of all stages, or one for
     each that is named, in place of the deployment's `models`; `entries` and `modalities` limit
     which stages start (None: all), and a request that needs another is refused.
     """
 
     def __init__(
         self,
-        pipeline: str | Topology = "voice",
+        pipeline: str | Topology | None = None,
         *,
         deployment: Deployment | str | Path | None = None,
         model: str | Path | Mapping[str, str | Path] | None = None,
@@ -59,16 +60,16 @@ class AsyncOmni:
         in_process: bool | None = None,
         on_progress: Progress | None = None,
     ) -> None:
-        self.topology = pipeline if isinstance(pipeline, Topology) else load_pipeline(pipeline)
-        given = deployment or Deployment(pipeline=self.topology.name)
+        given = deployment or Deployment()
         if not isinstance(given, Deployment):
             given = load_deployment(given)
         if model is not None:
             given = given.with_models(model)
         if in_process is not None:
             given = msgspec.structs.replace(given, in_process=in_process)
-        self.deployment = fill_defaults(self.topology, given)
-        self.topology = deployed(self.topology, self.deployment)
+        topology = chosen_pipeline(pipeline, given)
+        self.deployment = fill_defaults(topology, given)
+        self.topology = deployed(topology, self.deployment)
         self._entries = entries
         self._modalities = modalities
         self._on_progress = on_progress or (lambda stage, phase: None)

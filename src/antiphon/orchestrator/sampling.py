@@ -71,8 +71,13 @@ def check_sampling(
 ) -> None:
     """Raise InvalidRequestError, naming stage and parameter, for what could not take effect.
 
-    `path` names the stages that the request visits.
+    `sampling` is as it came from the caller; `path` names the stages that the request visits.
     """
+    if not _is_by_stage(sampling):
+        stage = next((name for name in path if topology.stage(name).kind is StageKind.AR), path[0])
+        raise InvalidRequestError(
+            f'sampling is by stage, as in {{"{stage}": {{"temperature": 0.5}}}}; it is {sampling!r}'
+        )
     for name, values in sampling.items():
         if name not in topology.stage_names:
             raise InvalidRequestError(
@@ -91,6 +96,16 @@ def check_sampling(
             problem = _problem(key, value)
             if problem is not None:
                 raise InvalidRequestError(f"{key} of stage {name} {problem}")
+
+
+def _is_by_stage(sampling: object) -> bool:
+    """Whether it is dicts of names within a dict of names."""
+    if not isinstance(sampling, Mapping):
+        return False
+    return all(
+        isinstance(values, Mapping) and all(isinstance(key, str) for key in (stage, *values))
+        for stage, values in sampling.items()
+    )
 
 
 def _problem(key: str, value: object) -> str | None:

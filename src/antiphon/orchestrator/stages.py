@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping
 
 from antiphon.connector.runs import RunLock, reclaim_dead_runs
@@ -10,6 +11,7 @@ from antiphon.errors import AntiphonError, StageStartError
 from antiphon.orchestrator.clients import Frames, StageClient
 from antiphon.orchestrator.local import LocalStages
 from antiphon.orchestrator.process import ProcessStage
+from antiphon.orchestrator.tasks import READY, Progress
 from antiphon.stage.messages import Event, Ready, Starting
 from antiphon.stage.spec import StageSpec
 
@@ -27,7 +29,8 @@ class StageSet:
         run: str,
         on_event: Callable[[str, Event, Frames], None],
         on_gone: Callable[[str, AntiphonError], None],
-        on_progress: Callable[[str, str], None],
+        on_progress: Progress,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._specs = specs
         self._in_process = in_process
@@ -35,6 +38,8 @@ class StageSet:
         self._on_event = on_event
         self._on_gone = on_gone
         self._on_progress = on_progress
+        self._clock = clock
+        self._ordered = 0.0  # when the start was
         self._lock: RunLock | None = None
         self._ready: dict[str, asyncio.Future[Ready]] = {}
         self.clients: dict[str, StageClient] = {}
@@ -47,6 +52,7 @@ class StageSet:
         loop = asyncio.get_running_loop()
         reclaim_dead_runs()
         self._lock = RunLock(self._run)
+        self._ordered = self._clock()
         self._ready = {name: loop.create_future() for name in self._specs}
 
         def on_event(stage: str, event: Event, frames: Frames) -> None:
@@ -91,7 +97,8 @@ class StageSet:
         if isinstance(event, Starting):
             self._on_progress(stage, event.phase)
         elif isinstance(event, Ready):
-            self._on_progress(stage, f"ready after {event.start_seconds:.1f} s")
+            took = self._clock() - self._ordered
+            self._on_progress(stage, f"{READY} {took:.1f} s")
             if not self._ready[stage].done():
                 self._ready[stage].set_result(event)
         else:

@@ -19,12 +19,12 @@ from antiphon.pipeline.topology import Topology
 class Omni:
     """One pipeline, started by the constructor; a context manager.
 
-    Calls may come from any thread.
+    The arguments are `AsyncOmni`'s. Calls may come from any thread.
     """
 
     def __init__(
         self,
-        pipeline: str | Topology = "voice",
+        pipeline: str | Topology | None = None,
         *,
         deployment: Deployment | str | Path | None = None,
         model: str | Path | Mapping[str, str | Path] | None = None,

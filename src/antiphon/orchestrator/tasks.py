@@ -12,6 +12,7 @@ from antiphon.errors import ShutdownError
 T = TypeVar("T")
 
 Progress = Callable[[str, str], None]  # (stage, what it is doing)
+READY = "ready after"  # begins what is said of a stage last, once it serves
 
 
 async def in_thread(work: Callable[[Progress], T], on_progress: Progress) -> T:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from antiphon.errors import OutputPathError
 from antiphon.orchestrator.files import whole_file
 
 
@@ -17,11 +18,18 @@ def pcm16(samples: npt.NDArray[np.float32]) -> bytes:
     return data
 
 
+def check_suffix(path: str | Path) -> None:
+    """Raise OutputPathError for a name that promises another format; one without suffix will do."""
+    if Path(path).suffix.lower() not in ("", ".wav"):
+        raise OutputPathError(f"{path}: sound is written as WAV and nothing else; name a .wav file")
+
+
 def save_wav(path: str | Path, samples: npt.NDArray[np.float32], sample_rate: int) -> Path:
     """Write `samples` [n] (-1 to 1, clipped beyond) at `sample_rate` Hz; returns the file's path.
 
     The file appears complete or not at all. Raises OutputPathError.
     """
+    check_suffix(path)
     with whole_file(path) as (raw, target), wave.open(raw, "wb") as out:
         out.setnchannels(1)
         out.setsampwidth(2)

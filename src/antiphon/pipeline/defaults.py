@@ -24,8 +24,10 @@ from antiphon.pipeline.deployment import (
     EdgeDeployment,
     StageDeployment,
 )
+from antiphon.pipeline.registry import load_pipeline
 from antiphon.pipeline.topology import Edge, Stage, StageKind, Topology
 
+PIPELINE = "voice"  # what runs where neither the caller nor the deployment names one
 _MIB = 1 << 20
 
 # Fields whose default does not depend on the device.
@@ -58,6 +60,18 @@ def detect_device() -> Device:
     return "cuda"
 
 
+def chosen_pipeline(given: str | Topology | None, deployment: Deployment) -> Topology:
+    """The pipeline that the caller has `given`, else the deployment's, else the default.
+
+    Raises UnknownPipelineError, and TopologyError if what is registered is not a valid topology.
+    """
+    if isinstance(given, Topology):
+        return given
+    if given is None:
+        given = PIPELINE if deployment.pipeline is None else deployment.pipeline
+    return load_pipeline(given)
+
+
 def fill_defaults(
     topology: Topology,
     deployment: Deployment,
@@ -85,6 +99,7 @@ def fill_defaults(
     edges = deployed(topology, deployment).edges
     return msgspec.structs.replace(
         deployment,
+        pipeline=topology.name,
         connector=connector,
         log_level=deployment.log_level or env.log_level(),
         stages=stages,

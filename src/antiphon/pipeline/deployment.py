@@ -198,8 +198,11 @@ class EdgeDeployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 class Deployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """How a pipeline runs. Raises DeploymentError, starting with the field's name."""
 
-    pipeline: str = "voice"
-    """Name of the pipeline that this deployment is for."""
+    pipeline: str | None = None
+    """Name of the pipeline that this deployment is for.
+
+    None is the one that the caller chooses, and voice where nobody does.
+    """
 
     connector: str = "auto"
     """What moves payloads: inproc within one process, shm (shared memory) between processes.
@@ -272,6 +275,11 @@ class Deployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     def check_names(self, topology: Topology) -> None:
         """Raise DeploymentError if this is for another pipeline, or names what it lacks."""
+        if self.pipeline not in (None, topology.name):
+            raise DeploymentError(
+                f"pipeline: this deployment is for {self.pipeline}, not for {topology.name};"
+                " correct one of the two"
+            )
         edges = tuple(edge.name for edge in topology.edges)
         models = tuple(name for name in self.models if name != ALL_STAGES)
         for key, what, given, known in (
@@ -285,8 +293,3 @@ class Deployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
                         f"{key}.{name}: pipeline {topology.name} has no such {what}"
                         f"{did_you_mean(name, known)}"
                     )
-        if self.pipeline != topology.name:
-            raise DeploymentError(
-                f"pipeline: this deployment is for {self.pipeline}, not for {topology.name};"
-                " correct one of the two"
-            )

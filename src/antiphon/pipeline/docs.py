@@ -18,7 +18,7 @@ Generated from `src/antiphon/pipeline/deployment.py` by `make docs`; do not edit
 
 A deployment file says how a pipeline runs on a machine. All of it is optional: what is not given is
 the topology's word, or a default that suits the device. `antiphon chat --print-config` prints the
-deployment with every default filled in, in this form.
+deployment with every default filled in, in this form: what it prints is a deployment file.
 
 ```yaml
 pipeline: voice
@@ -36,6 +36,8 @@ edges:
 ```sh
 antiphon chat "Good morning." --deployment mine.yaml
 ```
+
+Without `pipeline` the file fits any pipeline that has the stages and edges it names.
 
 An unknown key is an error that names the nearest right one.
 """

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from antiphon.pipeline.topology import Edge, EdgeMode, Stage, Topology
+from collections.abc import Mapping
+
+from antiphon.pipeline.topology import Edge, EdgeMode, Entry, Stage, Topology
 
 _LINE = {EdgeMode.FULL: "─", EdgeMode.STREAM: "~"}
 
@@ -28,11 +30,13 @@ def _draw_stage(topology: Topology, stage: Stage) -> list[str]:
     bar = "│" if edges else " "
     lines = [f"● {stage.name} ({stage.kind}){_gives(topology, stage)}"]
     lines += [
-        f"{bar}   entry {entry.name}: {entry.adapter}"
+        f"{bar}   entry {entry.name}: {entry.adapter}{_takes(entry)}"
         for entry in topology.entries
         if entry.stage == stage.name
     ]
     lines += [f"{bar}   model: {stage.model}"]
+    if stage.sampling:
+        lines += [f"{bar}   sampling: {_options(stage.sampling)}"]
     for edge in edges:
         last = edge is edges[-1]
         below = [*_draw_edge(edge), *_draw_stage(topology, topology.stage(edge.consumer))]
@@ -49,6 +53,16 @@ def _gives(topology: Topology, stage: Stage) -> str:
     return f" ⇒ {stage.output}{rate}"
 
 
+def _takes(entry: Entry) -> str:
+    """What it takes beside text."""
+    more = [*(kind for kind in entry.inputs if kind != "text"), *entry.params]
+    return f" (also {', '.join(more)})" if more else ""
+
+
+def _options(options: Mapping[str, object]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in options.items())
+
+
 def _draw_edge(edge: Edge) -> list[str]:
     how = [str(edge.mode)]
     if edge.split:
@@ -58,7 +72,8 @@ def _draw_edge(edge: Edge) -> list[str]:
         how.append(f"kv {edge.kv.type}{token}")
     if edge.shared:
         how.append("shared by companions")
-    how += [f"{key}={value}" for key, value in edge.options.items()]
+    if edge.options:
+        how.append(_options(edge.options))
     return [
         f"{edge.name} ({', '.join(how)})",
         f"  out: {edge.output_adapter}",

@@ -1,8 +1,7 @@
-"""The resolved configuration as YAML: topology and filled deployment. Same input, same text."""
+"""The filled deployment as YAML. Same input, same text."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,16 +9,11 @@ import msgspec
 import msgspec.yaml
 
 from antiphon.pipeline.deployment import Deployment
-from antiphon.pipeline.topology import Topology
 
 
-def config_yaml(topology: Topology, deployment: Deployment) -> str:
-    """Both as one YAML document; what is under `deployment` is a valid deployment file."""
-    document = {
-        "topology": _plain(dataclasses.asdict(topology)),
-        "deployment": _plain(msgspec.to_builtins(deployment)),
-    }
-    return msgspec.yaml.encode(document).decode()
+def config_yaml(deployment: Deployment) -> str:
+    """A deployment file: loading it gives `deployment` again."""
+    return msgspec.yaml.encode(_plain(msgspec.to_builtins(deployment))).decode()
 
 
 def _plain(value: Any) -> Any:

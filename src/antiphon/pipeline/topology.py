@@ -16,6 +16,18 @@ from antiphon.pipeline.validity import check_topology
 
 __all__ = ["Edge", "EdgeMode", "Entry", "Stage", "StageKind", "Topology"]
 
+# Of the two usual entries: which the other one is, and what to do where only that one is there.
+_INSTEAD = {
+    "chat": (
+        "speech",
+        "speaks texts as they are and answers none; use `antiphon say`, or say in Python",
+    ),
+    "speech": (
+        "chat",
+        "answers and does not speak texts as they are; use `antiphon chat`, or chat in Python",
+    ),
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Topology:
@@ -45,7 +57,10 @@ class Topology:
         for entry in self.entries:
             if entry.name == name:
                 return entry
-        known = (entry.name for entry in self.entries)
+        known = [entry.name for entry in self.entries]
+        other, instead = _INSTEAD.get(name, (None, ""))
+        if other in known:
+            raise InvalidRequestError(f"pipeline {self.name} {instead}")
         raise InvalidRequestError(
             f"pipeline {self.name} has no entry {name!r}{did_you_mean(name, known)}"
         )
