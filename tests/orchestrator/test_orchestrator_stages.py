@@ -73,7 +73,7 @@ class Prompt(StageClient):
     """A stage that is ready at once; it says itself that this took no time."""
 
     def __init__(self, spec: StageSpec, on_event: OnEvent, on_gone: OnGone) -> None:
-        ready = Ready(max_model_len=8, num_blocks=1, block_size=8, start_seconds=0, vllm_version="")
+        ready = Ready(max_model_len=8, num_blocks=1, block_size=8, vllm_version="")
         on_event(spec.name, ready, ())
 
     def send(self, command: Command) -> None: ...

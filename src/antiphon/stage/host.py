@@ -5,7 +5,6 @@ Not a loop: `serve` (loop.py) drives one or several hosts from one thread.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 from vllm.v1.engine import EngineCoreOutput
@@ -57,7 +56,6 @@ class StageHost:
         self._questions: list[Inspect] = []  # wait for the next step
         self._steps = 0
         self.stopped = False
-        started = time.monotonic()
         send(Starting("loading the model"), [])
         self._engine = StageEngine(spec)
         self.scheduler = self._engine.scheduler
@@ -69,7 +67,6 @@ class StageHost:
                 max_model_len=config.model_config.max_model_len,
                 num_blocks=self._engine.num_blocks,
                 block_size=config.cache_config.block_size,
-                start_seconds=time.monotonic() - started,
                 vllm_version=_vllm_version(),
             ),
             [],

@@ -156,7 +156,6 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
     max_model_len: int
     num_blocks: int
     block_size: int
-    start_seconds: float
     vllm_version: str
 
 
