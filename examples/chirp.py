@@ -119,7 +119,9 @@ class Chirps:
         return []
 
     def on_rows(self, rows):
-        return self.payloads(self.chunker.push([f for f in rows.side[FRAMES] if f[0] >= 0]))
+        frames = rows.side[FRAMES]
+        spoken = frames[frames[:, 0] >= 0]  # a copy: rows are views of a step
+        return self.payloads(self.chunker.push(spoken.unbind(0)))
 
     def on_end(self):
         return self.payloads(self.chunker.flush())

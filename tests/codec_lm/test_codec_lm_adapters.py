@@ -15,7 +15,7 @@ from antiphon.payload.types import Payload, per_token
 from codec_lm_stages import CODEC_LENGTH, FULL, OPTIONS, STREAM, Speech, codec_spec
 from codec_lm_tiny import FIRST_CODE, NUM_CODES, SPEECH_END, Oracle, codec_model, is_code, prompts
 from engine_pool import EnginePool
-from tiny import Driven
+from tiny import MAX_LEN, Driven
 
 PROMPTS = prompts(8)
 
@@ -102,6 +102,23 @@ def test_payloads_that_are_refused(
     adapter = CodesInput(StageContext("codec", "codes", checkpoints["xcodec2"], {}))
     with pytest.raises(AdapterError, match=message):
         adapter.on_payload(wrong, last=True)
+
+
+def test_a_prompt_that_is_too_long_fails_one_request(
+    roomy: dict[str, Driven], codec: Driven, oracles: dict[str, Oracle]
+) -> None:
+    """At the language model; its neighbour is heard."""
+    speech = Speech(roomy["llama"], codec)
+    speech.speak("long", PROMPTS[1] * (MAX_LEN // len(PROMPTS[1]) + 1))
+    speech.speak("short", PROMPTS[1])
+    speech.run()
+    (end,) = speech.producer.endings("long")
+    assert end.error is not None
+    assert end.error.code == "input_too_long"
+    expected = oracles["llama"].tokens(PROMPTS[1], 48)
+    assert torch.equal(speech.heard("short"), oracles["llama"].sound(expected))
+    codec.abort("long'")  # as the orchestrator does it
+    speech.assert_empty()
 
 
 def test_too_many_codes_fail_one_request(

@@ -2,39 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.timeout(400)  # the first test waits for three engines
+from own_process import report_of
 
-HERE = Path(__file__).parent
+pytestmark = pytest.mark.timeout(400)  # the first test waits for three engines
 
 
 @pytest.fixture(scope="module")
 def report() -> dict[str, Any]:
-    # Engines of other tests may have run in this process, and left vLLM's variables.
-    own = {name: value for name, value in os.environ.items() if not name.startswith("VLLM_")}
-    environment = own | {
-        "PYTHONPATH": str(HERE.parent / "support"),
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_LOGGING_LEVEL": "ERROR",
-    }
-    done = subprocess.run(
-        [sys.executable, str(HERE / "in_process.py")],
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return report_of(Path(__file__).with_name("in_process.py"))
 
 
 def test_answers_in_one_process(report: dict[str, Any]) -> None:

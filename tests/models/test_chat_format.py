@@ -85,6 +85,62 @@ def test_no_tokenizer_is_the_checkpoints_fault(folder: Path) -> None:
         ChatFormat(folder)
 
 
+@pytest.mark.parametrize("source", ["{% for m in messages %}", "{{ messages[ }}", "{% bogus %}"])
+def test_a_template_with_a_mistake_is_the_checkpoints_fault(folder: Path, source: str) -> None:
+    (folder / "chat_template.jinja").write_text(source)
+    with pytest.raises(ModelUnavailableError, match="has a mistake"):
+        ChatFormat(folder)
+
+
+@pytest.mark.parametrize("source", ["{{ messages[0].content + 1 }}", "{{ 1 // 0 }}"])
+def test_what_the_template_cannot_compute_is_refused(folder: Path, source: str) -> None:
+    (folder / "chat_template.jinja").write_text(source)
+    with pytest.raises(InvalidRequestError, match="refuses the conversation"):
+        ChatFormat(folder).prompt([user("hello")])
+
+
+def test_half_a_surrogate_pair_is_no_text(folder: Path) -> None:
+    with pytest.raises(InvalidRequestError, match="cannot be encoded"):
+        ChatFormat(folder).prompt([user("hello \ud800")])
+
+
+def test_of_several_templates_it_is_the_default(tmp_path: Path) -> None:
+    several = [{"name": "tools", "template": "no"}, {"name": "default", "template": "here"}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": several}))
+    assert chat_template(tmp_path) == "here"
+
+
+@pytest.mark.parametrize("value", [[], [{"name": "tools", "template": "no"}], ["default"], 3, None])
+def test_templates_without_a_default_are_none(tmp_path: Path, value: object) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": value}))
+    with pytest.raises(ModelUnavailableError, match="no chat template"):
+        chat_template(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["chat_template.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("text", ["{", "[]", "\udcff"])
+def test_files_that_are_damaged_are_named(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text, errors="surrogateescape")
+    with pytest.raises(ModelUnavailableError, match=name):
+        chat_template(tmp_path)
+
+
+def test_special_tokens_are_given_by_name(folder: Path) -> None:
+    """As by transformers: a text or an object, and none that is null or not known there."""
+    config = {
+        "bos_token": "hello",
+        "eos_token": {"content": "well"},
+        "pad_token": None,
+        "own_token": "user",
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    source = (
+        "{{ bos_token }} {{ messages[0].content }} {{ eos_token }} {{ pad_token }}{{ own_token }}"
+    )
+    (folder / "chat_template.jinja").write_text(source)
+    assert ChatFormat(folder).prompt([user("end")]) == [4, 3, 5]
+
+
 def test_it_imports_neither_vllm_nor_torch() -> None:
     code = (
         "import sys, antiphon.models.chat\n"

@@ -122,7 +122,7 @@ def test_what_fits_passes(tmp_path: Path, sharded: bool) -> None:
 def test_no_such_folder(tmp_path: Path) -> None:
     message = refusal(tmp_path / "none")
     assert message.startswith(f"{tmp_path / 'none'} cannot serve stage talker: there is no such")
-    assert message.endswith("--model talker=FOLDER")
+    assert message.endswith("--model talker=FOLDER, in Python as model={'talker': FOLDER}")
 
 
 def _wrong_type(folder: Path) -> None:

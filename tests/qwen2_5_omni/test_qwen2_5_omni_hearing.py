@@ -45,6 +45,8 @@ def test_what_was_heard_is_answered_as_by_transformers(
     for uid, prompt in prompts.items():
         ids = tokenizer(checkpoint)(prompt.text)["input_ids"]
         talk.say(uid, ids, edge=edge, audio=tuple(map(clip, prompt.tones)))
+        heard = hearing.scheduler.requests[uid].prompt_token_ids
+        assert list(heard) == generate(checkpoint, prompt, 16, 40).prompt
     talk.say("none", chat(checkpoint, "hello"), edge=edge)
     talk.run()
     for uid, prompt in {**prompts, "none": chat(checkpoint, "hello")}.items():

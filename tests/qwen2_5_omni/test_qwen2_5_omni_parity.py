@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from antiphon.errors import InputTooLongError
 from antiphon.models.qwen2_5_omni.tiny import write_tiny
 from engine_pool import EnginePool
 from qwen2_5_omni_oracle import Oracle, chat, generate, sound
@@ -19,7 +20,7 @@ from qwen2_5_omni_stages import (
     thinker_spec,
     token2wav_spec,
 )
-from tiny import Driven
+from tiny import MAX_LEN, Driven
 
 Stages = tuple[Driven, Driven]
 SAID = (
@@ -31,10 +32,20 @@ SAID = (
 
 
 LONG = (48, 64)  # tokens of text and speech
+# Codes that a neighbour has said when another request comes, which at a full edge is at the talker
+# only when its text is done: this one loses its blocks then.
+NEIGHBOUR = {STREAM: 60, FULL: 10}
 
 
 def oracles(folder: str, text_tokens: int = 16, talker_tokens: int = 40) -> list[Oracle]:
     return [generate(folder, chat(folder, text), text_tokens, talker_tokens) for text in SAID]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def answers(checkpoint: str) -> None:
+    """Those of transformers take longer than any test may; they are kept."""
+    oracles(checkpoint)
+    oracles(checkpoint, *LONG)
 
 
 def check(talk: Conversation, uid: str, oracle: Oracle) -> None:
@@ -92,6 +103,29 @@ def test_a_batch_is_transformers(
         check(talk, f"r{number}", oracle)
     lost = {uid.endswith("'") for uid in talk.preempted}
     assert lost == ({True, False} if memory == "cramped" else set())
+    talk.assert_empty()
+
+
+@pytest.mark.parametrize("edge", [STREAM, FULL])
+def test_one_request_in_chunks_and_again(
+    edge: str, cramped: Stages, vocoder: Driven, checkpoint: str
+) -> None:
+    """Its prompt takes two steps, and of each stage a neighbour, who came first, takes its
+    blocks.
+    """
+    talk = Conversation(*cramped, vocoder)
+    oracle, speaker, _, writer = oracles(checkpoint, *LONG)
+    talk.say("speaker", speaker.prompt, talker_tokens=140, talker={"ignore_eos": True})
+    while len(talk.codes("speaker")) < NEIGHBOUR[edge]:
+        talk.step()
+    thinker = talk.stages[0]
+    thinker.submit("writer", writer.prompt, sampling={"max_tokens": 50})
+    text, speech = LONG
+    talk.say("r", oracle.prompt, edge=edge, text_tokens=text, talker_tokens=speech)
+    talk.run()
+    assert talk.preempted == {"r", "r'"}
+    check(talk, "r", oracle)
+    assert thinker.tokens("writer")[:text] == writer.text
     talk.assert_empty()
 
 
@@ -160,6 +194,21 @@ def test_an_unknown_speaker_ends_its_request_alone(
     check(talk, "good", oracle)
     talker.abort("bad'")
     talk.stages[2].abort("bad''")
+    talk.assert_empty()
+
+
+def test_what_is_too_long_ends_alone(roomy: Stages, vocoder: Driven, checkpoint: str) -> None:
+    oracle = oracles(checkpoint)[2]
+    talk = Conversation(*roomy, vocoder)
+    talk.say("good", oracle.prompt)
+    talk.say("long", [*oracle.prompt, *[7] * MAX_LEN])
+    talk.run()
+    _, talker, sounder = talk.stages
+    assert talk.errors("long") == [InputTooLongError.code]
+    assert talk.text("long") == []
+    check(talk, "good", oracle)
+    talker.abort("long'")  # as the orchestrator does it
+    sounder.abort("long''")
     talk.assert_empty()
 
 

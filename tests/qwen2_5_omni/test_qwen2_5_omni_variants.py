@@ -21,7 +21,23 @@ from qwen2_5_omni_stages import (
 )
 from tiny import Driven
 
-SAID = ("hello there", "how are you, and what is it", "x", "a longer question, with more words")
+# As in the other tests: transformers answers each once.
+SAID = (
+    "hello there",
+    "how are you, and what is it",
+    "x",
+    "a longer question, with more words in it than the others have",
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def answers(checkpoint: str) -> None:
+    """Those of transformers take longer than any test may; they are kept."""
+    for text in SAID:
+        prompt = chat(checkpoint, text)
+        generate(checkpoint, prompt, 48, 64)
+        generate(checkpoint, prompt, 16, 40)
+        generate(checkpoint, prompt, 16, 40, penalty=1.3)
 
 
 def test_a_repetition_penalty_counts_what_transformers_counts(
@@ -62,22 +78,23 @@ def test_a_seeded_lot_is_the_requests_own(roomy: tuple[Driven, Driven], checkpoi
     assert said[0] != generate(checkpoint, chat(checkpoint, SAID[0]), 16, 40).talker
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("edge", [STREAM, FULL])
 def test_overlapping_steps_are_transformers(
-    edge: str, overlapped: tuple[Driven, Driven], checkpoint: str
+    edge: str, overlapped: tuple[Driven, Driven], vocoder: Driven, checkpoint: str
 ) -> None:
-    """Asynchronous scheduling, in chunks and with lost blocks."""
-    talk = Conversation(*overlapped)
+    """Text, codes and sound with asynchronous scheduling, in chunks and with lost blocks."""
+    talk = Conversation(*overlapped, vocoder)
     for number, text in enumerate(SAID):
         prompt = chat(checkpoint, text)
         talk.say(f"r{number}", prompt, edge=edge, text_tokens=48, talker_tokens=64)
     talk.run()
     for number, text in enumerate(SAID):
         oracle = generate(checkpoint, chat(checkpoint, text), 48, 64)
+        assert talk.errors(f"r{number}") == []
         assert talk.text(f"r{number}") == oracle.text
         assert talk.codes(f"r{number}") == oracle.talker
-    assert talk.preempted
+        assert torch.equal(talk.sound(f"r{number}"), oracle.waveform)
+    assert {uid.endswith("'") for uid in talk.preempted} == {True, False}
     talk.assert_empty()
 
 
@@ -90,11 +107,10 @@ def overlapped(engines: EnginePool, checkpoint: str) -> tuple[Any, Any]:
     )
 
 
-@pytest.mark.slow
 def test_bfloat16_runs(
     engines: EnginePool, vocoder: Driven, checkpoint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Finite, and beginning as transformers does in bfloat16; how far is printed."""
+    """Finite; where it leaves transformers' float32 is told and not judged."""
     talk = Conversation(
         engines.stage(thinker_spec("b-thinker", checkpoint, dtype="bfloat16")),
         engines.stage(talker_spec("b-talker", checkpoint, dtype="bfloat16")),
@@ -103,23 +119,24 @@ def test_bfloat16_runs(
     for number, text in enumerate(SAID):
         talk.say(f"r{number}", chat(checkpoint, text))
     talk.run()
-    with capsys.disabled():
-        for number, text in enumerate(SAID):
-            oracle = generate(checkpoint, chat(checkpoint, text), 16, 40, dtype=torch.bfloat16)
-            heard = talk.sound(f"r{number}")
-            assert talk.errors(f"r{number}") == []
-            assert len(heard)
-            assert heard.isfinite().all()
-            text_until = agreed(talk.text(f"r{number}"), oracle.text)
-            codes_until = agreed(talk.codes(f"r{number}"), oracle.talker)
+    for number, text in enumerate(SAID):
+        oracle = generate(checkpoint, chat(checkpoint, text), 16, 40)
+        uid = f"r{number}"
+        heard = talk.sound(uid)
+        assert talk.errors(uid) == []
+        assert len(heard)
+        assert heard.isfinite().all()
+        words = first_other(talk.text(uid), oracle.text)
+        said = first_other(talk.codes(uid), oracle.talker)
+        with capsys.disabled():
             print(
-                f"\nbfloat16, prompt {number}: as in transformers are {text_until} of"
-                f" {len(oracle.text)} tokens of text, {codes_until} of {len(oracle.talker)} codes"
+                f" [{text!r}: first other token of text {words} of {len(oracle.text)},"
+                f" of speech {said} of {len(oracle.talker)}]"
             )
     talk.assert_empty()
 
 
-def agreed(ours: list[int], theirs: list[int]) -> int:
-    """How many tokens are the same from the start."""
+def first_other(ours: list[int], theirs: list[int]) -> int | str:
+    """Where two sequences part, as far as both go."""
     different = (i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b)
-    return next(different, min(len(ours), len(theirs)))
+    return next(different, "none")

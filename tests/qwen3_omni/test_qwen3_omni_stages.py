@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from antiphon.errors import InputTooLongError
 from antiphon.models.qwen3_omni.tiny import write_tiny
 from antiphon.stage.messages import Abort
 from engine_pool import EnginePool
 from qwen3_omni_cases import CASES, KINDS, SOUND, STREAM, WHOLE, Lines, ask, check
 from qwen3_omni_oracle import generate, late_code
 from qwen3_omni_stages import Line, talker_spec, thinker_spec, windowed
+from tiny import Driven
 
 EDGES = pytest.mark.parametrize("edges", [STREAM, WHOLE], ids=["stream", "full"])
 
@@ -95,6 +97,24 @@ def test_an_unknown_speaker_ends_its_own_request_alone(lines: Lines, checkpoint:
     line.assert_empty()
 
 
+def test_what_is_too_long_ends_alone(lines: Lines, checkpoint: str) -> None:
+    case = CASES[0]
+    line = lines.line("roomy")
+    oracle = case.oracle(checkpoint)
+    line.ask("long", [*oracle.prompt, *[7] * 512], case.text_tokens, case.frames)
+    (uid,) = ask(line, checkpoint, [case], STREAM)
+    line.run()
+    (end,) = line.stages[0].endings("long")
+    assert end.error is not None
+    assert end.error.code == InputTooLongError.code
+    assert line.stages[0].tokens("long") == []
+    check(line, uid, checkpoint, oracle, STREAM)
+    for stage in line.stages[1:]:  # as the orchestrator does it
+        stage.host.handle(Abort(["long"], 1))
+    line.run()
+    line.assert_empty()
+
+
 @EDGES
 def test_speech_ends_by_itself(
     engines: EnginePool,
@@ -166,21 +186,28 @@ def test_a_reply_of_one_token_is_silent(
     line.assert_empty()
 
 
+@pytest.fixture(scope="module")
+def cached_thinker(engines: EnginePool, checkpoint: str) -> Driven:
+    spec = thinker_spec("thinker-cached", checkpoint, enable_prefix_caching=True)
+    stage: Driven = engines.stage(spec)
+    return stage
+
+
+@EDGES
 def test_the_same_question_twice_with_prefix_caching(
-    engines: EnginePool, lines: Lines, checkpoint: str
+    cached_thinker: Driven, lines: Lines, checkpoint: str, edges: tuple[str, str]
 ) -> None:
     """A thinker that is heard computes every row; one that only writes finds its prompt cached."""
-    spec = thinker_spec("thinker-cached", checkpoint, enable_prefix_caching=True)
-    thinker = engines.stage(spec)
+    thinker = cached_thinker
     line = Line([thinker, *lines.line("roomy").stages[1:]])
     case = CASES[2]
     oracle = case.oracle(checkpoint)
     thinker.submit("silent", oracle.prompt, sampling={"max_tokens": case.text_tokens})
     line.run()
     for uid in ("r0", "r1"):
-        line.ask(uid, oracle.prompt, case.text_tokens, case.frames)
+        line.ask(uid, oracle.prompt, case.text_tokens, case.frames, edges=edges)
         line.run()
-        check(line, uid, checkpoint, oracle, STREAM)
+        check(line, uid, checkpoint, oracle, edges)
         assert thinker.cached_tokens(uid) == 0
     thinker.submit("silent again", oracle.prompt, sampling={"max_tokens": case.text_tokens})
     line.run()

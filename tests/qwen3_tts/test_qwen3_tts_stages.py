@@ -86,23 +86,15 @@ def test_streamed_sound(any_talker: Driven, code2wav: Driven) -> None:
     speaking.assert_empty()
 
 
-def _tell(speaking: Speaking, told: dict[str, str], turn: str = "") -> None:
-    """Have one text spoken with each of these instructions."""
-    name = "written-told-whole"
-    for uid, instruct in told.items():
-        params = {**params_of(name), "instruct": instruct}
-        speaking.say(f"{uid}-{turn}" if turn else uid, name, params=params)
-
-
 @pytest.mark.parametrize("stage", ["cramped_talker", "overlapped_talker"])
 def test_one_request_in_pieces_and_again(
     stage: str, code2wav: Driven, request: pytest.FixtureRequest
 ) -> None:
     """Its prompt takes two steps, and a long neighbour, who came first, takes its blocks."""
-    name, other = "pair-auto-streaming", "sentence-auto-streaming"
+    name, other = "sentence-auto-whole", "sentence-auto-streaming"
     speaking = Speaking(request.getfixturevalue(stage), code2wav)
     speaking.say("long", other, max_tokens=64, min_tokens=64)
-    while len(speaking.frames("long")) < 24:
+    while len(speaking.talker.tokens("long")) < 40:
         speaking.step()
     speaking.say("r", name)
     speaking.run()
@@ -114,27 +106,41 @@ def test_one_request_in_pieces_and_again(
     speaking.assert_empty()
 
 
+def _told(speaking: Speaking, how: str, uid: str, edge: str | None = FULL) -> None:
+    """Have one text spoken with an instruction."""
+    name = "written-told-whole"
+    params = {**params_of(name), "instruct": f"be {how}, and speak as if to us alone"}
+    speaking.say(uid, name, edge=edge, params=params)
+
+
 def test_rows_are_not_shared_by_a_prefix_cache(
     cached_talker: Driven, talker: Driven, code2wav: Driven
 ) -> None:
-    """Everyone's prompt has the same ids, and two have more of them than a block: a block's key has
-    to tell whose rows are in it. In two rounds, with preemption.
+    """Everyone's prompt has the same ids, and two have more of them than a block: its key has to
+    tell whose rows are in it. In two rounds, with preemption, and for requests that send nothing,
+    which alone may read the cache.
     """
-    told = {f"told-{how}": f"be {how}, and speak as if to us alone" for how in ("calm", "loud")}
-    alone = Speaking(talker, code2wav)
-    _tell(alone, told)
-    alone.run()
-    expected = {uid: alone.frames(uid) for uid in told}
-    assert expected["told-calm"] != expected["told-loud"]
-    alone.assert_empty()
+    ways = ("calm", "loud")
+    speaking = Speaking(talker, code2wav)
+    for how in ways:
+        _told(speaking, how, how)
+    speaking.run()
+    expected = {how: speaking.frames(how) for how in ways}
+    assert expected["calm"] != expected["loud"]
+    speaking.assert_empty()
     for turn in ("first", "second"):
         speaking = Speaking(cached_talker, code2wav)
-        _tell(speaking, told, turn)
         for name in BATCH:
             speaking.say(f"{name}-{turn}", name)
+        for how in ways:
+            _told(speaking, how, f"{how}-{turn}")
         speaking.run()
-        for uid in told:
-            assert speaking.frames(f"{uid}-{turn}") == expected[uid]
+        for how in ways:
+            _told(speaking, how, f"silent-{how}-{turn}", None)
+        speaking.run()
+        for how in ways:
+            assert speaking.frames(f"{how}-{turn}") == expected[how]
+            assert cached_talker.tokens(f"silent-{how}-{turn}") == [row[0] for row in expected[how]]
         for name in BATCH:
             assert speaking.errors(f"{name}-{turn}") == []
             assert speaking.spoken(f"{name}-{turn}") == codes_of(name)
@@ -199,7 +205,10 @@ def test_one_bad_request_hurts_no_other(talker: Driven, code2wav: Driven) -> Non
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"params": {"instruct": "slowly " * 50}}, {"ids": [500, 12, 198, *[7] * 300, 501, 198, 2, 3]}],
+    [
+        {"params": {"instruct": "slowly " * 50}},
+        {"params": {"non_streaming_mode": True}, "ids": [7] * 300},
+    ],
     ids=["instruction", "text"],
 )
 def test_what_is_too_long_ends_alone(

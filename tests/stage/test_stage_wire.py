@@ -64,7 +64,7 @@ COMMANDS: list[Command] = [
 ]
 EVENTS: list[Event] = [
     Starting("loading"),
-    Ready(8, 9, 32, 0.5, "0.32.0"),
+    Ready(8, 9, 32, "0.32.0"),
     Step([Output("a", [1], Tensor("float32", (2, 3), 0), "stop", 5, ErrorInfo("x", "y"))], [REF]),
     Step([Output("s", epoch=2, segment_finish="interrupt")], [], {"codes": ["k"]}),
     Interrupted("s", 6),

@@ -49,9 +49,10 @@ class Oracle:
 
 
 @functools.cache
-def reference(folder: str, dtype: torch.dtype = torch.float32) -> Any:
-    """The checkpoint in transformers."""
-    return Qwen2_5OmniForConditionalGeneration.from_pretrained(folder, dtype=dtype).eval()
+def reference(folder: str) -> Any:
+    """The checkpoint in transformers, float32."""
+    model = Qwen2_5OmniForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
+    return model.eval()
 
 
 @functools.cache
@@ -119,10 +120,9 @@ def generate(
     speaker: str = "Chelsie",
     seed: int = 0,
     penalty: float = 1.0,
-    dtype: torch.dtype = torch.float32,
 ) -> Oracle:
     """What transformers makes of a prompt, with at most so many tokens of text and speech."""
-    model = reference(folder, dtype)
+    model = reference(folder)
     inputs = _model_inputs(folder, prompt)
     ids = inputs["input_ids"]
     talker = model.config.talker_config

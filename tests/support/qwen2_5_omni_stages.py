@@ -138,15 +138,19 @@ class Conversation:
     def run(self, limit: int = 4000) -> None:
         """Step all in turn until none has work."""
         for _ in range(limit):
-            self.forward()
-            working = [stage.host for stage in self.stages if stage.host.has_work]
-            if not working:
+            if not self.step():
                 return
-            for host in working:
-                host.step()
-                live = host.scheduler.requests.values()
-                self.preempted |= {r.request_id for r in live if r.num_preemptions}
         raise AssertionError(f"the stages still work after {limit} rounds")
+
+    def step(self) -> bool:
+        """Pass on what is known and step all stages that have work; whether any had."""
+        self.forward()
+        working = [stage.host for stage in self.stages if stage.host.has_work]
+        for host in working:
+            host.step()
+            live = host.scheduler.requests.values()
+            self.preempted |= {r.request_id for r in live if r.num_preemptions}
+        return bool(working)
 
     def text(self, uid: str) -> list[int]:
         return self.stages[0].tokens(uid)

@@ -121,13 +121,13 @@ class Speaking:
         uid: str,
         name: str,
         *,
-        edge: str = FULL,
+        edge: str | None = FULL,
         params: Mapping[str, Any] | None = None,
         ids: Sequence[int] | None = None,
         **sampling: Any,
     ) -> None:
         """Speak the text of a case, greedily, for as many frames as the case has at most; `ids` in
-        place of its own.
+        place of its own. Without an edge nobody is told: the talker alone has its tokens.
         """
         given = case(name)
         told = {
@@ -140,8 +140,10 @@ class Speaking:
         }
         voice = params_of(name) if params is None else dict(params)
         spoken = given["ids"] if ids is None else ids
-        self.talker.submit(uid, spoken, edges=(edge, TAP), sampling=told, params=voice)
-        self.code2wav.submit(f"{uid}'", waits_for=edge)
+        edges = () if edge is None else (edge, TAP)
+        self.talker.submit(uid, spoken, edges=edges, sampling=told, params=voice)
+        if edge is not None:
+            self.code2wav.submit(f"{uid}'", waits_for=edge)
 
     def run(self, limit: int = 4000) -> None:
         """Step both in turn until neither has work."""

@@ -24,8 +24,8 @@ def given(progress: Callable[[str, float | None], None]) -> Path:
     Raises ModelUnavailableError: it is called when no folder was named.
     """
     raise ModelUnavailableError(
-        "this pipeline comes without a checkpoint: give its folder with --model FOLDER, or as"
-        " `models` in the deployment"
+        "this pipeline comes without a checkpoint: give its folder with --model FOLDER, as"
+        " model= in Python, or as `models` in the deployment"
     )
 
 

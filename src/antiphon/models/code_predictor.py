@@ -2,8 +2,8 @@
 
 A small decoder runs once for each of these codes, over a sequence that is as long as a frame and
 lives for one step only. So it has no paged cache: keys and values are scratch tensors, requests are
-a batch, weights are stacked, and everything is plain functional torch. It is computed in full on
-every rank.
+a batch, weights are stacked, and everything is plain functional torch. It is not split: a talker's
+prompts are rows, which are given to a stage of one worker.
 
 Sources: transformers' `Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration`, and the class
 of that kind in qwen-tts 0.1.1, which adds a projection of its inputs.
@@ -18,9 +18,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from vllm.model_executor.utils import set_weight_attrs
 
 from antiphon.errors import ModelUnavailableError
+from antiphon.models.loading import check_shape
 from antiphon.worker.capabilities import Draw
+
+_Index = tuple[int | slice, ...]
+"""Where a weight lies in a stacked parameter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,31 +195,35 @@ class CodePredictor(nn.Module):
         """
         loaded = set()
         for name, tensor in weights:
-            owner, place = self._place(name)
-            if place.shape != tensor.shape:
+            owner, index = self._place(name)
+            parameter: Any = self.get_parameter(owner)
+            try:
+                place = parameter.data[index]
+            except IndexError as error:
                 raise ModelUnavailableError(
-                    f"the code predictor's {name} has shape {list(tensor.shape)}; its"
-                    f" configuration asks for {list(place.shape)}"
-                )
-            place.copy_(tensor)
+                    f"the code predictor has no place for the weight {name}: {error}"
+                ) from error
+            check_shape(f"the code predictor's {name}", tensor, place)
+            parameter.weight_loader(parameter, tensor, index)
             loaded.add(owner)
         return loaded
 
-    def _place(self, name: str) -> tuple[str, torch.Tensor]:
-        """Whose part a weight is, and that part. Raises ModelUnavailableError."""
+    def _place(self, name: str) -> tuple[str, _Index]:
+        """Whose part a weight is, and which part. Raises ModelUnavailableError."""
         match name.split("."):
-            case ["lm_head", group, "weight"]:
-                return "heads", self.heads.data[int(group)]
-            case ["model", "codec_embedding", group, "weight"]:
-                return "tables", self.tables.data[int(group)]
+            case ["lm_head", group, "weight"] if group.isdecimal():
+                return "heads", (int(group),)
+            case ["model", "codec_embedding", group, "weight"] if group.isdecimal():
+                return "tables", (int(group),)
             case ["model", "norm", "weight"]:
-                return "last_norm", self.last_norm.data
-            case ["small_to_mtp_projection", kind] if self.projects:
-                owner = f"projection_{kind}"
-                return owner, self.get_parameter(owner).data
-            case ["model", "layers", layer, *_, part, "weight"] if part in self._parts:
+                return "last_norm", ()
+            case ["small_to_mtp_projection", ("weight" | "bias") as kind] if self.projects:
+                return f"projection_{kind}", ()
+            case ["model", "layers", layer, *_, part, "weight"] if (
+                part in self._parts and layer.isdecimal()
+            ):
                 owner, begin, end = self._parts[part]
-                return owner, self.get_parameter(owner).data[int(layer)][begin:end]
+                return owner, (int(layer), slice(begin, end))
         raise ModelUnavailableError(f"the code predictor has no place for the weight {name}")
 
     @property
@@ -238,7 +247,16 @@ class CodePredictor(nn.Module):
 
 def _weights(*shape: int) -> nn.Parameter:
     """Room for weights, in the dtype and on the device that are torch's defaults now."""
-    return nn.Parameter(torch.empty(shape), requires_grad=False)
+    parameter = nn.Parameter(torch.empty(shape), requires_grad=False)
+    set_weight_attrs(parameter, {"weight_loader": _load_part})
+    return parameter
+
+
+def _load_part(param: torch.Tensor, loaded_weight: torch.Tensor, index: _Index) -> None:
+    """A weight loader of vLLM's for a stacked parameter. When upstream loads again, it is called
+    later on, with a parameter that has memory: so it is called through the attribute.
+    """
+    param.data[index].copy_(loaded_weight)
 
 
 def _rotated(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

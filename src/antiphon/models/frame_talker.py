@@ -20,8 +20,9 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.models.utils import WeightsMapper, maybe_prefix
 from vllm.sequence import IntermediateTensors
 
+from antiphon.errors import ModelUnavailableError
 from antiphon.models.code_predictor import CodePredictor, PredictorSizes
-from antiphon.models.loading import load_whole
+from antiphon.models.loading import load_mapped
 from antiphon.worker.capabilities import Draw
 
 # Ids at the vocabulary's end that are never sampled, the one that ends speech excepted. The number
@@ -54,7 +55,10 @@ class FrameTalker(nn.Module):
     hf_to_vllm_mapper: ClassVar[WeightsMapper]
 
     def __init__(self, decoder: Callable[..., Any], vllm_config: VllmConfig, prefix: str) -> None:
-        """`decoder` is the class of the decoder, whose configuration is the model's or a part."""
+        """`decoder` is the class of the decoder, whose configuration is the model's or a part.
+
+        Raises ModelUnavailableError for a configuration that is not supported.
+        """
         super().__init__()
         config: Any = vllm_config.model_config.hf_config
         text: Any = vllm_config.model_config.hf_text_config
@@ -66,9 +70,14 @@ class FrameTalker(nn.Module):
             prefix=maybe_prefix(prefix, "lm_head"),
         )
         self.logits_processor = LogitsProcessor(text.vocab_size)
-        self.code_predictor = CodePredictor(
-            PredictorSizes.of(config.code_predictor_config, text.hidden_size)
-        )
+        sizes = PredictorSizes.of(config.code_predictor_config, text.hidden_size)
+        self.code_predictor = CodePredictor(sizes)
+        if text.vocab_size - _RESERVED < sizes.codebook:
+            raise ModelUnavailableError(
+                f"a talker with {text.vocab_size} ids, the last {_RESERVED} of which are no codes,"
+                f" cannot say all {sizes.codebook} codes of its codebook; such a checkpoint is not"
+                " supported"
+            )
         never = torch.arange(text.vocab_size) >= text.vocab_size - _RESERVED
         never[config.codec_eos_token_id] = False
         self.never_sampled = nn.Buffer(never, persistent=False)
@@ -111,5 +120,5 @@ class FrameTalker(nn.Module):
         return None if logits is None else logits.masked_fill(self.never_sampled, -torch.inf)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Raises ModelUnavailableError for a checkpoint that is not complete."""
-        return load_whole(self, weights, self.hf_to_vllm_mapper)
+        """Raises ModelUnavailableError for weights that do not fit or are not there."""
+        return load_mapped(self, weights, self.hf_to_vllm_mapper)

@@ -60,7 +60,8 @@ def check_checkpoint(folder: str | Path, stage: Stage) -> None:
     if problems:
         raise ModelUnavailableError(
             f"{folder} cannot serve stage {stage.name}: {'; '.join(problems)}; give a complete"
-            f" checkpoint with --model {stage.name}=FOLDER"
+            f" checkpoint with --model {stage.name}=FOLDER, in Python as"
+            f" model={{'{stage.name}': FOLDER}}"
         )
 
 

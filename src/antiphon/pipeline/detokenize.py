@@ -32,4 +32,7 @@ def load_tokenizer(checkpoint: str | Path) -> Tokenizer:
             f"{checkpoint} has no tokenizer.json; write it there once with transformers'"
             " AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
         )
-    return Tokenizer.from_file(str(file))
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises nothing narrower
+        raise ModelUnavailableError(f"{file} cannot be read: {error}") from error

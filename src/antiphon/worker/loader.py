@@ -33,6 +33,7 @@ class WholeLoader(DefaultModelLoader):
         if model_config.quantization is not None:
             super().load_weights(model, model_config)
             return
+        self.enable_weights_track = False  # its errors are untyped, and say less
         try:
             with every_weight(model):
                 super().load_weights(model, model_config)

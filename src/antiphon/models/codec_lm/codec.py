@@ -17,7 +17,7 @@ from transformers import AutoModel, PretrainedConfig
 from vllm.config import VllmConfig
 
 from antiphon.models.codec_lm.codecs import DECODING
-from antiphon.models.loading import copy_whole
+from antiphon.models.loading import load_module
 from antiphon.models.vocoder import Prompt, Vocoder, WaveformPooler
 from antiphon.models.voice.windows import window_of
 
@@ -71,6 +71,6 @@ class Codec(Vocoder):
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Parameters and stored buffers by transformers' names; raises ModelUnavailableError if
-        any is not there.
+        any is not there, or has another shape.
         """
-        return {f"codec.{name}" for name in copy_whole(self.codec, weights, "the codec")}
+        return {f"codec.{name}" for name in load_module(self.codec, weights, "the codec")}

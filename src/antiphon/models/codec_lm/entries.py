@@ -10,7 +10,7 @@ from antiphon.errors import (
     InvalidRequestError,
     ModelUnavailableError,
 )
-from antiphon.models.codec_lm.chat import ChatTemplate
+from antiphon.models.chat import ChatTemplate, encoded
 from antiphon.models.codec_lm.tokens import longest_input
 from antiphon.pipeline.detokenize import load_tokenizer
 from antiphon.pipeline.entry import EntryRequest
@@ -40,7 +40,7 @@ class SpeechEntry:
     def prompts(self, request: EntryRequest) -> list[list[int]]:
         """One prompt. Raises EmptyInputError for a text that is blank, InputTooLongError for one
         that the model's positions cannot take (the stage's own length may be less, and is the
-        stage's to check), InvalidRequestError for parameters.
+        stage's to check), InvalidRequestError for parameters and for what is no text.
         """
         if request.params:
             given = ", ".join(request.params)
@@ -51,7 +51,7 @@ class SpeechEntry:
         text = "\n\n".join(text.strip() for text in texts if text.strip())
         if not text:
             raise EmptyInputError("There is nothing to speak in the text: give one with words.")
-        ids: list[int] = self._tokenizer.encode(self._prompt(text), add_special_tokens=False).ids
+        ids = encoded(self._tokenizer, self._prompt(text))
         if self._longest is not None and len(ids) > self._longest:
             raise InputTooLongError(
                 f"The text takes {len(ids)} tokens; at most {self._longest} leave the model room"
@@ -62,7 +62,7 @@ class SpeechEntry:
     def _prompt(self, text: str) -> str:
         if not self._marked:
             messages = [{"role": "user", "content": text}]
-            return self._template.render(messages, add_generation_prompt=True)
+            return self._template.render(messages)
         messages = [
             {"role": "user", "content": _ASKED.format(text)},
             {"role": "assistant", "content": SPEECH_START},

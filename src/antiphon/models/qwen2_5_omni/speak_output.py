@@ -8,6 +8,7 @@ prompt has sound, a picture or a video it is the hidden state alone. So transfor
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -66,21 +67,26 @@ class SpokenRows:
     def __init__(self, media: torch.Tensor, *, stream: bool) -> None:
         self._media = media  # token ids
         self._stream = stream
-        self._computed: list[StepRows] = []  # since the last accepted tokens
+        self._computed: list[StepRows] = []  # until the prompt is known
         self._positions = 0  # that rows came of
         self._prompt: int | None = None  # tokens of it
         self._made: list[torch.Tensor] = []  # rows that have not left
         self._begun = False  # the first payload has left
 
     def on_rows(self, rows: StepRows) -> list[Payload]:
-        """Keep them; `on_tokens` follows. Raises AdapterError if the beginning is missing."""
+        """Keep what they give; `on_tokens` follows. Raises AdapterError if the beginning is
+        missing.
+        """
         if rows.first_position != self._positions:
             raise AdapterError(
                 f"rows of position {rows.first_position} came where those of {self._positions} are"
                 " next: speech needs the whole conversation in one request"
             )
-        self._computed.append(rows)
         self._positions += len(rows.side[INPUT_IDS])
+        if self._prompt is None:
+            self._computed.append(_kept(rows))
+        else:
+            self._made.append(self._sum(rows, self._prompt))
         return []
 
     def on_tokens(self, token_ids: Sequence[int]) -> list[Payload]:
@@ -108,3 +114,10 @@ class SpokenRows:
         meta: dict[str, Scalar] = {} if self._begun else {PROMPT: self._prompt}
         self._begun = True
         return [Payload(fields, meta)]
+
+
+def _kept(rows: StepRows) -> StepRows:
+    """A copy: the rows are views of their step."""
+    assert rows.hidden is not None  # noqa: S101  asked for in `needs`
+    side = {name: tensor.clone() for name, tensor in rows.side.items()}
+    return replace(rows, hidden=rows.hidden.clone(), side=side)

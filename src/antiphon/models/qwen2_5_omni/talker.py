@@ -19,7 +19,7 @@ from vllm.model_executor.models.llama import LlamaModel
 from vllm.model_executor.models.utils import WeightsMapper, maybe_prefix
 from vllm.sequence import IntermediateTensors
 
-from antiphon.models.loading import load_whole
+from antiphon.models.loading import load_mapped
 from antiphon.worker.capabilities import Capabilities
 
 _WEIGHTS = "talker."
@@ -117,5 +117,5 @@ class Talker(nn.Module):
         return not name.startswith(_WEIGHTS)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Raises ModelUnavailableError if any is not there."""
-        return load_whole(self, weights, self.hf_to_vllm_mapper)
+        """Raises ModelUnavailableError for weights that do not fit or are not there."""
+        return load_mapped(self, weights, self.hf_to_vllm_mapper)

@@ -18,7 +18,7 @@ import torch
 from transformers import Qwen2_5OmniToken2WavModel
 from vllm.config import VllmConfig
 
-from antiphon.models.loading import copy_whole
+from antiphon.models.loading import load_module
 from antiphon.models.qwen2_5_omni.noise import OwnNoise
 from antiphon.models.qwen2_5_omni.params import SEED, SPEAKER
 from antiphon.models.qwen2_5_omni.speakers import Speaker, Speakers
@@ -73,6 +73,6 @@ class Token2Wav(Vocoder):
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """By transformers' names; what it computes itself (filters, frequencies) is left out.
 
-        Raises ModelUnavailableError if anything is not there.
+        Raises ModelUnavailableError if anything is not there, or has another shape.
         """
-        return copy_whole(self, weights, "the vocoder")
+        return load_module(self, weights, "the vocoder")

@@ -14,7 +14,7 @@ from transformers import PretrainedConfig, Qwen3OmniMoeCode2Wav
 from vllm.config import VllmConfig
 from vllm.model_executor.models.utils import WeightsMapper
 
-from antiphon.models.loading import load_whole
+from antiphon.models.loading import load_mapped
 from antiphon.models.vocoder import FramePooler, Vocoder
 
 WEIGHTS = "code2wav."
@@ -49,8 +49,8 @@ class Code2Wav(Vocoder):
         return not name.startswith(WEIGHTS)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Raises ModelUnavailableError for a checkpoint that is not complete."""
-        return load_whole(self, weights, self.hf_to_vllm_mapper)
+        """Raises ModelUnavailableError for weights that do not fit or are not there."""
+        return load_mapped(self, weights, self.hf_to_vllm_mapper)
 
 
 def _codec_config(config: PretrainedConfig, dtype: object) -> Any:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from antiphon.errors import AdapterError
 from antiphon.models.qwen3_omni.dialogue import REPLY_ROWS, Markers, talker_view
 from antiphon.payload.adapters import (
     INPUT_IDS,
@@ -58,6 +59,7 @@ class SpokenRows:
         self._markers = markers
         self._accepted = accepted  # name of the side output that media have
         self._stream = stream
+        self._positions = 0  # that rows came of
         self._ids: list[int] = []  # of the positions with rows, until the prompt is known
         self._embeds: list[torch.Tensor] = []  # that have not left, each [n, hidden]
         self._media: list[torch.Tensor] = []  # hidden states of media positions, in order
@@ -65,8 +67,16 @@ class SpokenRows:
         self._begun = False  # the first payload has left
 
     def on_rows(self, rows: StepRows) -> list[Payload]:
-        """Keep what will cross; `on_tokens` follows and sends it."""
+        """Keep what will cross; `on_tokens` follows and sends it. Raises AdapterError if the
+        beginning is missing.
+        """
+        if rows.first_position != self._positions:
+            raise AdapterError(
+                f"rows of position {rows.first_position} came where those of {self._positions} are"
+                " next: speech needs the whole conversation in one request"
+            )
         self._embeds.append(rows.side[layer_output(0)].clone())
+        self._positions += len(self._embeds[-1])
         if self._prompt is None:
             ids = rows.side[INPUT_IDS]
             self._ids += ids.tolist()

@@ -23,12 +23,18 @@ def speakers_of(checkpoint: str | Path) -> dict[str, int]:
     file = Path(checkpoint) / "config.json"
     try:
         talker = json.loads(file.read_bytes())["talker_config"]
-        return {str(name): int(code) for name, code in talker["speaker_id"].items()}
+        found = {str(name): int(code) for name, code in talker["speaker_id"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelUnavailableError(
             f"{file} names no speakers (talker_config.speaker_id): {error}; this pipeline needs a"
             " checkpoint that speaks"
         ) from error
+    if not found:
+        raise ModelUnavailableError(
+            f"{file} names no speakers (talker_config.speaker_id is empty); this pipeline needs a"
+            " checkpoint that speaks"
+        )
+    return found
 
 
 def choose_speaker(speakers: Mapping[str, int], name: object) -> int:

@@ -11,7 +11,7 @@ import torch
 from vllm.config import VllmConfig
 from vllm.model_executor.models.utils import WeightsMapper
 
-from antiphon.models.loading import load_whole
+from antiphon.models.loading import load_mapped
 from antiphon.models.qwen3_tts.codec import CodecDecoder
 from antiphon.models.qwen3_tts.configs import CodecConfig
 from antiphon.models.qwen3_tts.settings import CODEC
@@ -50,5 +50,5 @@ class Code2Wav(Vocoder):
         self.pooler = CodecPooler(self.decoder, config.num_quantizers, samples)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Raises ModelUnavailableError if any is missing."""
-        return load_whole(self, weights, self.hf_to_vllm_mapper)
+        """Raises ModelUnavailableError for weights that do not fit or are not there."""
+        return load_mapped(self, weights, self.hf_to_vllm_mapper)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from antiphon.errors import EmptyInputError
+from antiphon.models.chat import encoded
 from antiphon.models.qwen3_tts.prompt import (
     instruction_of,
     language_of,
@@ -25,7 +26,7 @@ class SpeechEntry:
 
     def prompts(self, request: EntryRequest) -> list[list[int]]:
         """Raises EmptyInputError for a text that is blank, InvalidRequestError for parameters that
-        the checkpoint cannot serve.
+        the checkpoint cannot serve and for what is no text.
         """
         language_of(self._settings, request.params, speaker_of(self._settings, request.params))
         instruction_of(self._settings, request.params)
@@ -34,5 +35,4 @@ class SpeechEntry:
         text = "\n".join(text.strip() for text in texts if text.strip())
         if not text:
             raise EmptyInputError("There is no text to speak: give one.")
-        ids: list[int] = self._tokenizer.encode(spoken_text(text), add_special_tokens=False).ids
-        return [ids]
+        return [encoded(self._tokenizer, spoken_text(text))]

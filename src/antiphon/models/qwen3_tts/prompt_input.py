@@ -9,6 +9,7 @@ import torch
 from tokenizers import Tokenizer
 
 from antiphon.core.prompt_plan import PromptPlan
+from antiphon.models.chat import encoded
 from antiphon.models.qwen3_tts.prompt import (
     SpokenPrompt,
     Voice,
@@ -49,8 +50,7 @@ class PromptInput:
         return text_tokenizer(self._checkpoint)
 
     def _encode(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
+        return encoded(self._tokenizer, text)
 
 
 class Speech:
