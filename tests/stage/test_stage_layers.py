@@ -9,11 +9,13 @@ import msgspec
 import pytest
 import torch
 from transformers import LlamaForCausalLM
+from vllm.engine.arg_utils import EngineArgs
 
 from antiphon.core.options import OutEdge
-from antiphon.errors import TopologyError
+from antiphon.errors import DeploymentError, TopologyError
+from antiphon.worker.step_outputs import check_embeddings
 from engine_pool import EnginePool
-from tiny import Driven, reference, tiny_spec
+from tiny import Driven, engine_args, reference, tiny_spec
 from tiny_adapters import SEEN
 
 TOLERANCE = 1e-4
@@ -85,3 +87,12 @@ def test_a_talker_without_prompt_embeddings(engines: EnginePool, model_talker: s
     spec = tiny_spec("bare", model_talker, "stage_bare")
     with pytest.raises(TopologyError, match="enable_prompt_embeds"):
         engines.stage(msgspec.structs.replace(spec, outputs=()))
+
+
+def test_input_embeddings_of_several_workers(model_a: str) -> None:
+    """One of them could not make them again alone: the others would not take part."""
+    args = engine_args(tensor_parallel_size=2, distributed_executor_backend="mp")
+    config = EngineArgs(model=model_a, **args).create_engine_config()
+    with pytest.raises(DeploymentError, match="2 workers compute together"):
+        check_embeddings(config)
+    check_embeddings(EngineArgs(model=model_a, **engine_args()).create_engine_config())
