@@ -11,8 +11,11 @@ from typing import Any
 import pytest
 
 from antiphon.payload.types import Scalar
+from antiphon.worker.frames import Frames
+from engine_pool import EnginePool
 from tiny import VOCAB, Driven
 from tiny_adapters import SEEN
+from tiny_specs import talker_spec
 from tiny_talker import CLUMSY, FRAME, SHORT, Reference
 
 IDS = [tuple(1000 + 7 * i + 3 * j for j in range(4 + 11 * i)) for i in range(6)]
@@ -179,6 +182,18 @@ def test_aborts_give_slots_back(talker_roomy: Driven, oracle: Reference) -> None
     talker_roomy.assert_empty()
     run(talker_roomy, IDS[:1])
     assert frames("r0") == oracle.frames(IDS[0], ROWS, 30)
+
+
+def test_a_slot_that_outlives_its_request_is_seen(
+    engines: EnginePool, model_talker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Negative control: what the other tests' `assert_empty` is worth."""
+    stage = engines.stage(talker_spec("leaking", model_talker))
+    monkeypatch.setattr(Frames, "drop", lambda self, uid: None)
+    submit(stage, "r", IDS[0], 3)
+    with pytest.raises(AssertionError, match="frames are kept for other requests"):
+        stage.run()
+    monkeypatch.undo()
 
 
 def test_ids_of_a_prompt_adapter_know_no_vocabulary(talker_roomy: Driven) -> None:

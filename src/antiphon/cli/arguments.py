@@ -81,7 +81,7 @@ def add_voice(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--voice",
         metavar="NAME",
-        help="who speaks, for pipelines with several speakers (default: the model's first one)",
+        help="who speaks, for pipelines with several speakers (default: the model's own choice)",
     )
 
 

@@ -13,7 +13,7 @@ from typing import Self
 
 import torch
 
-from antiphon.core.frames import FrameWindows, Framing, Window
+from antiphon.core.frames import CodeChunker, FrameWindows, Framing, Window
 from antiphon.core.prompt_plan import PromptPlan
 from antiphon.errors import AdapterError
 from antiphon.payload.adapters import FRAMES, Input, OutputNeeds, StageContext, StepRows
@@ -45,7 +45,7 @@ class CodeWindows:
     """One reply's frames. The frame of the token that ends speech is none, and is dropped."""
 
     def __init__(self, framing: Framing | None, end: int) -> None:
-        self._windows: FrameWindows[torch.Tensor] = FrameWindows(framing)
+        self._windows: CodeChunker[torch.Tensor] = FrameWindows(framing)
         self._end = end
 
     def on_tokens(self, token_ids: Sequence[int]) -> list[Payload]:

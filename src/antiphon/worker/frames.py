@@ -6,7 +6,7 @@ replay and a resume after preemption read the same place.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 import torch
 
@@ -123,8 +123,10 @@ class Frames:
             made[rows] = self._table.read([(uid, index) for uid, _, index in spans]).int()
         return made
 
-    def __len__(self) -> int:
-        return len(self._table)
+    @property
+    def uids(self) -> Set[str]:
+        """The requests that have a slot."""
+        return self._sampling.keys()
 
     def check_integrity(self) -> None:
         """Raise AssertionError if slots and requests disagree."""

@@ -48,6 +48,7 @@ class StageWorkerMixin(Worker):
         Raises AssertionError.
         """
         runner = self.stage_runner
+        runner.check_integrity()
         held = {"requests": len(runner.requests), "io": 0, "connector_entries": 0}
         if runner.io is not None:
             runner.io.check_integrity()

@@ -123,6 +123,14 @@ class StageRunnerMixin(CacheRunnerMixin):
             self._fail(uid, error)
         frames.add(uid, sampling)
 
+    def check_integrity(self) -> None:
+        """Raise AssertionError if frames are kept for other requests than upstream knows."""
+        if self._frames is None:
+            return
+        self._frames.check_integrity()
+        if self._frames.uids != self.requests.keys():
+            raise AssertionError("frames are kept for other requests than the worker has")
+
     def _fail(self, uid: str, error: AntiphonError | None) -> None:
         if error is not None and self.io is not None:
             self.io.fail(uid, error)

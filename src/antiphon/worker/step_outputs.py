@@ -77,7 +77,8 @@ def check_embeddings(config: VllmConfig) -> None:
     token ids in the forward, one worker alone cannot make them again.
     """
     workers = config.parallel_config.world_size
-    if workers > 1 and not config.model_config.is_multimodal_model:
+    # A model that takes media is given embeddings, on every worker; with limits of 0 it takes none.
+    if workers > 1 and not config.model_config.supports_multimodal_inputs:
         raise DeploymentError(
             f"an edge wants the stage's input embeddings, which {workers} workers compute together;"
             " set tensor_parallel_size to 1"
@@ -86,10 +87,8 @@ def check_embeddings(config: VllmConfig) -> None:
 
 def check_layers(config: VllmConfig, layers: tuple[int, ...]) -> None:
     """Raise TopologyError if the stage's model cannot give hidden states after these layers."""
-    model, total = (
-        get_model_cls(config.model_config),
-        config.model_config.get_total_num_hidden_layers(),
-    )
+    model = get_model_cls(config.model_config)
+    total = config.model_config.get_total_num_hidden_layers()
     if not supports_eagle3(model):
         raise TopologyError(
             f"an edge wants hidden states after layers {list(layers)}, and {model.__name__} does"
