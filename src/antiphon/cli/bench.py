@@ -30,6 +30,11 @@ def add_parser(commands: Any) -> None:
         formatter_class=Formatter,
     )
     benches = parser.add_subparsers(dest="bench", metavar="WHAT", required=True)
+    for add in (_add_scheduler, _add_worker, _add_kv, _add_model, _add_stream):
+        add(benches)
+
+
+def _add_scheduler(benches: Any) -> None:
     _add(
         benches,
         "scheduler",
@@ -37,6 +42,9 @@ def add_parser(commands: Any) -> None:
         "host time of schedule and update, over vLLM's own scheduler",
         "Host time of schedule and update, over vLLM's own scheduler, interleaved.",
     )
+
+
+def _add_worker(benches: Any) -> None:
     _add(
         benches,
         "worker",
@@ -45,6 +53,9 @@ def add_parser(commands: Any) -> None:
         "Time of a step of a tiny engine whose requests feed another stage with tokens or\nwith"
         " hidden states, over requests that feed none; interleaved.",
     )
+
+
+def _add_kv(benches: Any) -> None:
     kv = _add(
         benches,
         "kv",
@@ -61,6 +72,9 @@ def add_parser(commands: Any) -> None:
         metavar="N,N,…",
         help="of the caches, in MiB; rounded up to whole blocks",
     )
+
+
+def _add_model(benches: Any) -> None:
     model = _add(
         benches,
         "model",
@@ -71,6 +85,9 @@ def add_parser(commands: Any) -> None:
         "alternate. The exit code is 1 if the two do not give the same sounds.",
     )
     bench_model.add_options(model)
+
+
+def _add_stream(benches: Any) -> None:
     stream = _add(
         benches,
         "stream",

@@ -16,6 +16,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from antiphon.errors import InvalidRequestError, ModelUnavailableError
+from antiphon.models.json_files import read_object
 from antiphon.pipeline.detokenize import load_tokenizer
 
 Turn = Mapping[str, Any]
@@ -152,15 +153,7 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 def _read_json(file: Path) -> dict[str, Any]:
     """An object, empty if there is no such file. Raises ModelUnavailableError."""
-    if not file.is_file():
-        return {}
-    try:
-        found = json.loads(_read(file))
-    except ValueError as error:
-        raise ModelUnavailableError(f"{file} is not JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise ModelUnavailableError(f"{file} does not hold a JSON object")
-    return found
+    return read_object(file) if file.is_file() else {}
 
 
 def _read(file: Path) -> str:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from antiphon.errors import ModelUnavailableError
+from antiphon.models.json_files import read_object
 from antiphon.pipeline.elements import Stage
 
 INDEX = "model.safetensors.index.json"
@@ -38,7 +37,7 @@ def weight_files(folder: str | Path) -> dict[str, str]:
     folder = Path(folder)
     index = folder / INDEX
     if index.is_file():
-        weight_map = _read_json(index).get("weight_map")
+        weight_map = read_object(index).get("weight_map")
         if not isinstance(weight_map, dict):
             raise ModelUnavailableError(f"{index} has no weight_map")
         return {str(name): str(file) for name, file in weight_map.items()}
@@ -70,7 +69,7 @@ def _config_problems(folder: Path, stage: Stage) -> list[str]:
     if not file.is_file():
         return ["it has no config.json"]
     try:
-        found = _read_json(file).get("model_type")
+        found = read_object(file).get("model_type")
     except ModelUnavailableError as error:
         return [str(error)]
     if stage.model_type is None or found == stage.model_type:
@@ -98,16 +97,6 @@ def _weight_problems(folder: Path, stage: Stage) -> list[str]:
         there = sorted({name.split(".")[0] + "." for name in files})
         problems.append(f"no weights begin with {listed(missing)}, only with {listed(there)}")
     return problems
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(file.read_bytes())
-    except (OSError, ValueError) as error:
-        raise ModelUnavailableError(f"{file} cannot be read: {error}") from error
-    if not isinstance(found, dict):
-        raise ModelUnavailableError(f"{file} does not hold a JSON object")
-    return found
 
 
 def read_header(file: Path) -> dict[str, TensorHeader]:

@@ -5,12 +5,12 @@ Neither torch nor vllm is imported here: entries run in the orchestrator's proce
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from antiphon.errors import EmptyInputError, InvalidRequestError, ModelUnavailableError
 from antiphon.models.chat import ChatFormat, Turn
+from antiphon.models.json_files import read_object
 from antiphon.pipeline.entry import AnyPrompt, EntryRequest, Message, Prompt
 
 # Keys of the placeholder's id in a thinker's configuration; the second is that of older files.
@@ -66,11 +66,11 @@ def audio_token(checkpoint: Path) -> int:
     """
     file = checkpoint / "config.json"
     try:
-        config = json.loads(file.read_bytes())
+        config = read_object(file)
         thinker = config.get("thinker_config", config)
         found = [thinker[key] for key in _KEYS if key in thinker]
         return int(found[0])
-    except (OSError, ValueError, TypeError, AttributeError, IndexError) as error:
+    except (ModelUnavailableError, ValueError, TypeError, AttributeError, IndexError) as error:
         raise ModelUnavailableError(
             f"{file} names no {_KEYS[0]} of the thinker: {error}; give a checkpoint that hears"
         ) from error

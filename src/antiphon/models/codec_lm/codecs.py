@@ -7,13 +7,13 @@ transformers is imported here.
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from antiphon.errors import ModelUnavailableError
+from antiphon.models.json_files import read_object
 from antiphon.pipeline.facts import CheckpointFacts
 
 CODECS = {"xcodec2": "sampling_rate", "neucodec": "output_sampling_rate"}
@@ -34,13 +34,7 @@ class CodecFacts:
 def read_codec(folder: str | Path) -> CodecFacts:
     """What the config.json in a checkpoint's folder says. Raises ModelUnavailableError."""
     file = Path(folder) / "config.json"
-    try:
-        config = json.loads(file.read_bytes())
-    except (OSError, ValueError) as error:
-        raise ModelUnavailableError(f"{file} cannot be read: {error}") from error
-    if not isinstance(config, dict):
-        raise ModelUnavailableError(f"{file} does not hold a JSON object")
-    return codec_facts(config, str(file))
+    return codec_facts(read_object(file), str(file))
 
 
 def codec_facts(config: dict[str, Any], owner: str) -> CodecFacts:

@@ -7,7 +7,6 @@ its config.json. Neither torch nor transformers is imported here.
 
 from __future__ import annotations
 
-import json
 import re
 from collections import defaultdict
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from antiphon.errors import ModelUnavailableError
+from antiphon.models.json_files import read_object
 from antiphon.pipeline.detokenize import load_tokenizer
 from antiphon.pipeline.facts import CheckpointFacts
 
@@ -47,7 +47,7 @@ def read_speech_tokens(folder: str | Path) -> SpeechTokens:
     Raises ModelUnavailableError if they name no block of codes or no token that ends a speech.
     """
     folder = Path(folder)
-    config = _read_json(folder / "config.json")
+    config = read_object(folder / "config.json")
     names = _vocabulary(folder)
     given = (config.get(FIRST), config.get(COUNT))
     first, count = _block(names, folder) if given == (None, None) else _given(folder, *given)
@@ -61,7 +61,7 @@ def checkpoint_facts(folder: Path) -> CheckpointFacts:
 
 def longest_input(folder: str | Path) -> int | None:
     """Most tokens of a prompt that leave the model a position to speak; None: it does not say."""
-    positions = _read_json(Path(folder) / "config.json").get("max_position_embeddings")
+    positions = read_object(Path(folder) / "config.json").get("max_position_embeddings")
     return positions - 1 if type(positions) is int else None
 
 
@@ -101,7 +101,7 @@ def _ends(names: dict[str, int], folder: Path, config: dict[str, Any]) -> tuple[
     if END in names:
         return (names[END],)
     file = folder / "generation_config.json"
-    for source in (_read_json(file) if file.is_file() else {}, config):
+    for source in (read_object(file) if file.is_file() else {}, config):
         eos = source.get("eos_token_id")
         ids = eos if isinstance(eos, list) else [eos]
         if ids and all(type(token) is int for token in ids):
@@ -118,13 +118,3 @@ def _vocabulary(folder: Path) -> dict[str, int]:
         return {}
     names: dict[str, int] = load_tokenizer(folder).get_vocab(with_added_tokens=True)
     return names
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(file.read_bytes())
-    except (OSError, ValueError) as error:
-        raise ModelUnavailableError(f"{file} cannot be read: {error}") from error
-    if not isinstance(found, dict):
-        raise ModelUnavailableError(f"{file} does not hold a JSON object")
-    return found

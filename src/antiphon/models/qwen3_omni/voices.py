@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
 from antiphon.errors import InvalidRequestError, ModelUnavailableError
+from antiphon.models.json_files import read_object
 from antiphon.pipeline.suggest import did_you_mean
 
 SPEAKER = "speaker"
@@ -22,9 +22,9 @@ def speakers_of(checkpoint: str | Path) -> dict[str, int]:
     """
     file = Path(checkpoint) / "config.json"
     try:
-        talker = json.loads(file.read_bytes())["talker_config"]
+        talker = read_object(file)["talker_config"]
         found = {str(name): int(code) for name, code in talker["speaker_id"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ModelUnavailableError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelUnavailableError(
             f"{file} names no speakers (talker_config.speaker_id): {error}; this pipeline needs a"
             " checkpoint that speaks"

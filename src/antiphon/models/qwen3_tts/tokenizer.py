@@ -12,6 +12,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_
 from tokenizers.models import BPE
 
 from antiphon.errors import ModelUnavailableError
+from antiphon.pipeline.detokenize import load_tokenizer
 
 # How transformers' Qwen2TokenizerFast splits a text into words.
 _WORDS = (
@@ -38,7 +39,7 @@ def text_tokenizer(checkpoint: str | Path) -> Tokenizer:
     whole = folder / "tokenizer.json"
     try:
         if whole.is_file():
-            return Tokenizer.from_file(str(whole))
+            return load_tokenizer(folder)
         return _assembled(folder)
     except (OSError, ValueError, KeyError) as error:
         raise ModelUnavailableError(
