@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 
 from antiphon.core.prompt_plan import PromptPlan, validate_plan
 from antiphon.errors import AdapterError, TopologyError
+from antiphon.models.code_windows import FIRST, LEFT, RIGHT
 from antiphon.models.voice import phonemes, weights
 from antiphon.models.voice.adapters import (
     CODES,
@@ -24,7 +25,6 @@ from antiphon.models.voice.adapters import (
 from antiphon.models.voice.limits import CODE2WAV_CONTEXT, TALKER_CONTEXT
 from antiphon.models.voice.text import has_words, split_sentences
 from antiphon.models.voice.vocabulary import FIRST_CODE, NUM_CODES, VOCAB_SIZE
-from antiphon.models.voice.windows import FIRST, LEFT, RIGHT
 from antiphon.payload.adapters import StageContext
 from antiphon.payload.ref import Layout
 from antiphon.payload.types import Payload, Scalar, per_token

@@ -23,11 +23,12 @@ from voice_codec import (
 )
 
 from antiphon.errors import AdapterError
+from antiphon.models.code_windows import CodeWindow, check_window, window_of
 from antiphon.models.voice import phonemes, synthesis
 from antiphon.models.voice.codec import FRAMES_PER_CODE, CodecSizes
+from antiphon.models.voice.limits import CONTEXT_CODES
 from antiphon.models.voice.synthesis import MARGIN, Span, synthesise
 from antiphon.models.voice.vocabulary import CODES_PER_SECOND, FIRST_CODE, SAMPLES_PER_CODE
-from antiphon.models.voice.windows import CONTEXT_CODES, CodeWindow, check_window, window_of
 
 if TYPE_CHECKING:
     from voice_engines import StockEngine

@@ -19,12 +19,13 @@ with warnings.catch_warnings():
 
     from antiphon.models.voice.code2wav import CodecPooler, sizes_of
 
+from antiphon.models.code_windows import CodeWindow
 from antiphon.models.voice import weights
 from antiphon.models.voice.code2wav_config import Code2WavConfig
 from antiphon.models.voice.codec import CodecDecoder
+from antiphon.models.voice.limits import CONTEXT_CODES
 from antiphon.models.voice.synthesis import synthesise
 from antiphon.models.voice.vocabulary import NUM_CODES
-from antiphon.models.voice.windows import CONTEXT_CODES, CodeWindow
 
 
 @functools.cache

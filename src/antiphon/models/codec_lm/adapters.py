@@ -8,16 +8,13 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from antiphon.core.frames import FrameWindows, Framing, Window
-from antiphon.core.prompt_plan import PromptPlan
+from antiphon.core.frames import FrameWindows, Framing
 from antiphon.errors import AdapterError
+from antiphon.models.code_payloads import CODES, codes_payload, window_prompt
 from antiphon.models.codec_lm.codecs import read_codec
 from antiphon.models.codec_lm.tokens import SpeechTokens, read_speech_tokens
-from antiphon.models.voice.windows import FIRST, LEFT, RIGHT, check_window
 from antiphon.payload.adapters import Input, OutputNeeds, StageContext, StepRows
-from antiphon.payload.types import Payload, Scalar, per_token
-
-CODES = "codes"
+from antiphon.payload.types import Payload, Scalar
 
 
 class CodesOutput:
@@ -70,18 +67,10 @@ class CodesInput:
                 f"codes from {min(codes)} to {max(codes)} came, and the codec has those from 0 to"
                 f" {self._num_codes - 1}; give it the language model that it belongs to"
             )
-        first, left, right = (_count(payload, name) for name in (FIRST, LEFT, RIGHT))
-        check_window(first, left, right, len(codes))
-        return Input(PromptPlan(tuple(codes), extra={FIRST: first, LEFT: left, RIGHT: right}))
+        return window_prompt(payload, codes)
 
     def on_end(self) -> Input:
         return Input()
-
-
-def codes_payload(window: Window, codes: Sequence[int]) -> Payload:
-    """The codes of a window, int32 [n], and where it lies in the stream."""
-    meta: dict[str, Scalar] = {FIRST: window.first, LEFT: window.left, RIGHT: window.right}
-    return Payload({CODES: per_token(torch.tensor(codes, dtype=torch.int32))}, meta)
 
 
 def _codes(payload: Payload) -> list[int]:
@@ -92,10 +81,3 @@ def _codes(payload: Payload) -> list[int]:
     if not codes:
         raise AdapterError("the payload has no code")
     return codes
-
-
-def _count(payload: Payload, name: str) -> int:
-    value = payload.meta.get(name, 0)
-    if type(value) is not int:
-        raise AdapterError(f"{name!r} of a window of codes is {value!r}, not a count")
-    return value

@@ -16,10 +16,10 @@ from torch import nn
 from transformers import AutoModel, PretrainedConfig
 from vllm.config import VllmConfig
 
+from antiphon.models.code_windows import window_of
 from antiphon.models.codec_lm.codecs import DECODING
 from antiphon.models.loading import load_module
 from antiphon.models.vocoder import Prompt, Vocoder, WaveformPooler
-from antiphon.models.voice.windows import window_of
 
 
 def decoder_of(config: PretrainedConfig, dtype: torch.dtype) -> nn.Module:

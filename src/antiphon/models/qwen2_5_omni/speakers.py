@@ -63,7 +63,8 @@ class Speakers:
         found = [s for s in self.by_name.values() if s.name.lower() == str(name).lower()]
         if not found:
             known = ", ".join(self.by_name)
-            hint = did_you_mean(str(name), self.by_name)
+            near = did_you_mean(str(name), self.by_name)
+            hint = near if "did you mean" in near else ""  # else it lists what stands here as well
             raise InvalidRequestError(
                 f"{SPEAKER} is {name!r}{hint}; the checkpoint's speakers are {known}"
             )

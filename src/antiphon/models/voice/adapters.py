@@ -11,19 +11,18 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from antiphon.core.frames import FrameWindows, Framing, Window
+from antiphon.core.frames import FrameWindows, Framing
 from antiphon.core.prompt_plan import PromptPlan
 from antiphon.errors import AdapterError
+from antiphon.models.code_payloads import CODES, codes_payload, window_prompt
 from antiphon.models.voice import phonemes
 from antiphon.models.voice.text import SentenceStream, has_words, normalise
 from antiphon.models.voice.vocabulary import FIRST_CODE, NUM_CODES, SPACE
-from antiphon.models.voice.windows import FIRST, LEFT, RIGHT, check_window
 from antiphon.payload.adapters import Input, OutputNeeds, StageContext, StepRows
-from antiphon.payload.types import Payload, Scalar, per_request, per_token
+from antiphon.payload.types import Payload, Scalar, per_request
 from antiphon.pipeline.detokenize import Detokenizer, load_tokenizer
 
 TEXT = "text"
-CODES = "codes"
 
 
 def text_payload(text: str) -> Payload:
@@ -140,26 +139,10 @@ class CodesInput:
         codes = _field(payload, CODES, torch.int32)
         if int(codes.min()) < 0 or int(codes.max()) >= NUM_CODES:
             raise AdapterError(f"codes must lie between 0 and {NUM_CODES - 1}")
-        first, left, right = (_count(payload, name) for name in (FIRST, LEFT, RIGHT))
-        check_window(first, left, right, len(codes))
-        extra = {FIRST: first, LEFT: left, RIGHT: right}
-        return Input(PromptPlan(tuple(codes.tolist()), extra=extra))
+        return window_prompt(payload, codes.tolist())
 
     def on_end(self) -> Input:
         return Input()
-
-
-def codes_payload(window: Window, codes: Sequence[int]) -> Payload:
-    """The codes of a window, int32 [n], and where it lies in the stream."""
-    meta: dict[str, Scalar] = {FIRST: window.first, LEFT: window.left, RIGHT: window.right}
-    return Payload({CODES: per_token(torch.tensor(codes, dtype=torch.int32))}, meta)
-
-
-def _count(payload: Payload, name: str) -> int:
-    value = payload.meta.get(name, 0)
-    if type(value) is not int:
-        raise AdapterError(f"{name!r} of a window of codes is {value!r}, not a count")
-    return value
 
 
 def _spoken(parts: Sequence[str]) -> list[Payload]:

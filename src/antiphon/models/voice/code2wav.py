@@ -16,11 +16,11 @@ from vllm.config import VllmConfig
 from vllm.model_executor.models.utils import AutoWeightsLoader
 from vllm.v1.pool.metadata import PoolingStates
 
+from antiphon.models.code_windows import CodeWindow, window_of
 from antiphon.models.vocoder import Prompt, Vocoder, WaveformPooler
 from antiphon.models.voice.code2wav_config import Code2WavConfig
 from antiphon.models.voice.codec import FRAMES_PER_CODE, CodecDecoder, CodecSizes
 from antiphon.models.voice.synthesis import MARGIN, Span, synthesise
-from antiphon.models.voice.windows import CodeWindow, window_of
 
 
 def sizes_of(config: Code2WavConfig) -> CodecSizes:

@@ -1,4 +1,4 @@
-"""Sizes that the stages of the `voice` pipeline are set up with, in tokens."""
+"""Sizes that the stages of the `voice` pipeline are set up with, in tokens and codes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ THINKER_REPLY = 96
 
 TALKER_CONTEXT = 1024
 CODE2WAV_CONTEXT = 1024
+
+CONTEXT_CODES = 16
+"""Codes on either side that the sound of a code depends on: with as many (or all there are) the
+chunks together equal the utterance decoded at once. 0.4 s."""
 
 MAX_SPEECH_PARTS = 256
 """Sentences of one call; each is a request of its own."""

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from antiphon.models.voice.limits import (
     CODE2WAV_CONTEXT,
+    CONTEXT_CODES,
     TALKER_CONTEXT,
     THINKER_CONTEXT,
     THINKER_REPLY,
 )
 from antiphon.models.voice.vocabulary import EOS, SAMPLE_RATE
-from antiphon.models.voice.windows import CONTEXT_CODES
 from antiphon.pipeline.topology import Edge, EdgeMode, Entry, Stage, StageKind, Topology
 
 _HERE = "antiphon.models.voice"

@@ -15,10 +15,6 @@ from typing import Any
 
 from antiphon.errors import AdapterError
 
-CONTEXT_CODES = 16
-"""Codes on either side that the sound of a code depends on: with as many (or all there are) the
-chunks together equal the utterance decoded at once. 0.4 s."""
-
 FIRST, LEFT, RIGHT = "first", "left", "right"
 """The keys of a window in `PoolingParams.extra_kwargs`."""
 
