@@ -26,6 +26,7 @@ AntiphonError
 │   ├── PayloadError
 │   ├── ConnectorError
 │   ├── KVTransferError
+│   ├── OverloadedError
 │   └── ShutdownError
 └── UpstreamError            vLLM is absent, of another version, or has moved a seam
     ├── UpstreamMissingError
@@ -216,6 +217,14 @@ class KVTransferError(StageError):
 
     code = "kv_transfer"
     retryable = True
+
+
+class OverloadedError(StageError):
+    """As many requests wait at a stage as may; `retry_after_s` guesses when there is room."""
+
+    code = "overloaded"
+    retryable = True
+    retry_after_s: float = 1.0
 
 
 class ShutdownError(StageError):

@@ -19,6 +19,7 @@ from antiphon.errors import (
     InvalidRequestError,
     SettingError,
 )
+from antiphon.observe.record import Timeline
 from antiphon.orchestrator.conversation import Messages, check_messages
 from antiphon.orchestrator.png import save_png
 from antiphon.orchestrator.sampling import check_sampling
@@ -81,6 +82,9 @@ class OmniRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     request_id: str | None = None
     """The caller's label for the request; never used as a key or a name."""
+
+    trace_headers: dict[str, str] = {}
+    """W3C trace context that the request came with; for observers alone."""
 
     def check(self, topology: Topology) -> tuple[Stage, ...]:
         """The stages that the request visits, producers first.
@@ -190,6 +194,14 @@ class StageTiming:
 
 
 @dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of a request."""
+
+    prompt_tokens: int = 0  # at the stage that it entered at
+    completion_tokens: int = 0  # of the stage that writes the text; without one, of the first
+
+
+@dataclass(frozen=True, slots=True)
 class Timings:
     """When things happened, in seconds from the request's submission."""
 
@@ -217,6 +229,8 @@ class Reply:
     finish_reason: str  # of the text: stop, length, abort, of a session's segment also interrupt
     timings: Timings
     images: list[Image] = field(default_factory=list)  # each [height, width, 3], red, green, blue
+    usage: Usage = field(default_factory=Usage)
+    timeline: Timeline | None = None  # when what happened where; None for a session's segment
 
     def save(self, path: str | Path) -> Path:
         """Write the audio as 16-bit WAV; the file appears complete or not at all.

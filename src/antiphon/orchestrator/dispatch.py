@@ -9,6 +9,7 @@ from antiphon.errors import AntiphonError, StageDiedError
 from antiphon.orchestrator.acknowledgements import Acknowledgements
 from antiphon.orchestrator.clients import StageClient
 from antiphon.orchestrator.deliveries import Deliveries
+from antiphon.orchestrator.recording import Observers
 from antiphon.stage.messages import Command
 
 
@@ -19,6 +20,7 @@ class Dispatch:
         self.clock = clock
         self._clients: Mapping[str, StageClient] = {}
         self._gone: dict[str, AntiphonError] = {}
+        self.observers = Observers()
         self.deliveries = Deliveries(self.send, self._gone)
         self.acknowledgements = Acknowledgements(self.send, self._gone)
 
@@ -30,6 +32,11 @@ class Dispatch:
         """Queue a command; ignored once the stage is gone."""
         if stage not in self._gone:
             self._clients[stage].send(command)
+
+    @property
+    def gone(self) -> Mapping[str, AntiphonError]:
+        """The stages whose processes have ended, and why."""
+        return self._gone
 
     def require(self, stage: str) -> None:
         """Raise StageDiedError if the stage is gone."""

@@ -19,7 +19,7 @@ import msgspec
 
 from antiphon.core.prompt_plan import UpdateKind
 from antiphon.errors import AdapterError, StageError, from_wire
-from antiphon.orchestrator.api import OmniEvent, OmniRequest, Reply
+from antiphon.orchestrator.api import OmniEvent, OmniRequest, Reply, Timings, Usage
 from antiphon.orchestrator.clients import Frames
 from antiphon.orchestrator.gathered import Gathered, Unit
 from antiphon.orchestrator.media import image_of, samples_of
@@ -59,6 +59,16 @@ class FlowPlan:
 
 
 @dataclass(slots=True)
+class Crossing:
+    """What has crossed an edge for one part of its producer; times are clock values."""
+
+    first_s: float
+    last_s: float = 0.0
+    chunks: int = 0
+    bytes: int = 0
+
+
+@dataclass(slots=True)
 class Flow:
     """Units by stage and part, and what they have brought. It is submitted when it is made."""
 
@@ -68,6 +78,8 @@ class Flow:
     clock: Callable[[], float]
     gathered: Gathered = field(init=False)
     units: dict[str, list[Unit]] = field(default_factory=dict)
+    crossings: dict[tuple[str, int], Crossing] = field(default_factory=dict)  # by edge and part
+    prompt_tokens: int = 0  # at the first stage
     open_units: int = 0
     ended_s: float = 0.0
 
@@ -92,6 +104,7 @@ class Flow:
             )
         for prompt in prompts:
             given = prompt if isinstance(prompt, Prompt) else Prompt(list(prompt))
+            self.prompt_tokens += len(given.token_ids)
             self._submit(first, given, None)
 
     def _submit(
@@ -99,7 +112,8 @@ class Flow:
     ) -> None:
         """One more unit of `stage`, and those of each consumer that wait for it."""
         units = self.units[stage.name]
-        unit = Unit(len(units), self.clock())
+        now = self.clock()
+        unit = Unit(len(units), now, now)
         units.append(unit)
         self.open_units += 1
         self.send(stage.name, self._command(stage, unit.part, prompt, waits_for, companion))
@@ -159,6 +173,7 @@ class Flow:
         edge = next((e for e in self._edges_from(stage) if e.name == ref.edge), None)
         if edge is None:
             raise AdapterError(f"stage '{stage}' sent a payload on edge '{ref.edge}', not its own")
+        self._crossed(edge, ref)
         if not edge.split:
             if edge.mode is EdgeMode.FULL and (ref.seq > 0 or not ref.end):
                 raise AdapterError(f"edge '{edge.name}' carries one payload, its adapter made more")
@@ -172,6 +187,15 @@ class Flow:
         self._deliver(edge, [ref.seq], msgspec.structs.replace(ref, seq=0, end=True))
         if not ref.end:
             self._submit(self.plan.topology.stage(edge.consumer), _NOTHING, edge)
+
+    def _crossed(self, edge: Edge, ref: Ref) -> None:
+        now, key = self.clock(), (edge.name, part_of(ref.uid))
+        crossing = self.crossings.get(key)
+        if crossing is None:
+            crossing = self.crossings[key] = Crossing(now)
+        crossing.last_s = now
+        crossing.chunks += 1
+        crossing.bytes += ref.nbytes
 
     def _deliver(self, edge: Edge, parts: Sequence[int], ref: Ref) -> None:
         for unit in [self._unit(edge.consumer, part) for part in parts]:
@@ -244,15 +268,25 @@ class Flow:
 
     def reply(self, finish_reason: str | None = None) -> Reply:
         """What there is, so far or at last."""
-        reason = finish_reason or self._finish_reason()
-        return self.gathered.reply(reason, self.units, self.ended_s or self.clock())
+        return self.gathered.reply(finish_reason or self._finish_reason(), self.timings, self.usage)
 
-    def _finish_reason(self) -> str:
-        """That of the text, which is what the caller counts; without text that of the first stage.
+    @property
+    def timings(self) -> Timings:
+        return self.gathered.timings(self.units, self.ended_s or self.clock())
+
+    @property
+    def usage(self) -> Usage:
+        return Usage(self.prompt_tokens, sum(unit.tokens for unit in self._counted()))
+
+    def _counted(self) -> Sequence[Unit]:
+        """The units of the text, which is what the caller counts; without text of the first stage.
 
         A stage that has handed its cache on has not ended the text.
         """
         path = self.plan.path
         counted = next((stage for stage in path if stage.output == "text"), path[0])
-        reasons = [unit.finish for unit in self.units[counted.name]]
+        return self.units.get(counted.name, ())
+
+    def _finish_reason(self) -> str:
+        reasons = [unit.finish for unit in self._counted()]
         return "length" if "length" in reasons else "stop"

@@ -24,6 +24,7 @@ from antiphon.orchestrator.api import (
     StageTiming,
     TextDelta,
     Timings,
+    Usage,
 )
 from antiphon.pipeline.detokenize import Detokenizer
 
@@ -34,6 +35,7 @@ class Unit:
 
     part: int
     input_s: float
+    submitted_s: float = 0.0
     first_s: float | None = None
     last_s: float | None = None
     tokens: int = 0
@@ -57,10 +59,19 @@ class Gathered:
     first_audio_s: float | None = None
     first_image_s: float | None = None
     meter: ContinuityMeter = field(default_factory=ContinuityMeter)
+    # Arrivals, in seconds since the start: of text with its tokens, of sound with its length.
+    text_s: list[tuple[float, int]] = field(default_factory=list)
+    audio_s: list[tuple[float, float]] = field(default_factory=list)
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing has been handed out yet."""
+        return self.first_text_s is self.first_audio_s is self.first_image_s is None
 
     def on_tokens(self, token_ids: Sequence[int], now: float) -> list[OmniEvent]:
         """Sampled tokens that are text."""
         text = "" if self.detokenizer is None else self.detokenizer.feed(token_ids)
+        self.text_s.append((now - self.started_s, len(token_ids)))
         if not text:
             return []
         if self.first_text_s is None:
@@ -87,7 +98,9 @@ class Gathered:
             if self.request.wants("audio"):
                 for samples in unit.audio:
                     self.first_audio_s = now if self.first_audio_s is None else self.first_audio_s
-                    self.meter.add(now - self.started_s, samples.size / self.sample_rate)
+                    heard = (now - self.started_s, samples.size / self.sample_rate)
+                    self.meter.add(*heard)
+                    self.audio_s.append(heard)
                     events.append(AudioChunk(samples, self.sample_rate, self.audio_part))
                 self.audio += unit.audio
             unit.audio = []
@@ -96,25 +109,29 @@ class Gathered:
             self.audio_part += 1
         return events
 
-    def reply(self, finish_reason: str, units: Mapping[str, Sequence[Unit]], end_s: float) -> Reply:
-        """What there is, so far or at last. `units` by stage."""
-        audio = np.concatenate(self.audio) if self.audio else None
-        timings = Timings(
-            total_s=end_s - self.started_s,
-            ttft_s=self._since_start(self.first_text_s),
-            ttfa_s=self._since_start(self.first_audio_s),
-            audio_s=0.0 if audio is None else audio.size / self.sample_rate,
-            continuity=None if audio is None else self.meter.report(),
-            stages={stage: _stage_timing(of_stage) for stage, of_stage in units.items()},
-            ttfi_s=self._since_start(self.first_image_s),
-        )
+    def reply(self, finish_reason: str, timings: Timings, usage: Usage) -> Reply:
+        """What there is, so far or at last."""
         return Reply(
             text="".join(self.text),
-            audio=audio,
+            audio=np.concatenate(self.audio) if self.audio else None,
             sample_rate=self.sample_rate,
             finish_reason=finish_reason,
             timings=timings,
             images=[self.images[part] for part in sorted(self.images)],
+            usage=usage,
+        )
+
+    def timings(self, units: Mapping[str, Sequence[Unit]], end_s: float) -> Timings:
+        """When things have happened, so far or at last. `units` by stage."""
+        heard = self.meter.report()
+        return Timings(
+            total_s=end_s - self.started_s,
+            ttft_s=self._since_start(self.first_text_s),
+            ttfa_s=self._since_start(self.first_audio_s),
+            audio_s=heard.audio_s,
+            continuity=heard if self.audio else None,
+            stages={stage: _stage_timing(of_stage) for stage, of_stage in units.items()},
+            ttfi_s=self._since_start(self.first_image_s),
         )
 
     def _since_start(self, moment: float | None) -> float | None:

@@ -7,8 +7,9 @@ typed error.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -18,6 +19,7 @@ from antiphon.orchestrator.clients import Frames
 from antiphon.orchestrator.dispatch import Dispatch
 from antiphon.orchestrator.flow import Flow
 from antiphon.payload.ref import Ref
+from antiphon.pipeline.entry import AnyPrompt
 from antiphon.stage.messages import Abort, Output
 
 
@@ -47,6 +49,12 @@ class LiveRequest:
     outcome: AntiphonError | None = None  # why it is being ended; None: aborted
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     timer: asyncio.TimerHandle | None = None
+    cause: str | None = None  # of an abort: who wanted it
+
+    def start(self, prompts: Sequence[AnyPrompt]) -> None:
+        """Submit it to its stages."""
+        self.flow.start(prompts)
+        self.dispatch.observers.began(self.flow)
 
     @property
     def uid(self) -> str:
@@ -56,12 +64,15 @@ class LiveRequest:
         """What a step brought; false if it belongs to nothing that is known."""
         if self.phase is not Phase.RUNNING:
             return True
+        quiet = self.flow.gathered.empty
         try:
             for event in self.flow.on_output(stage, output, frames):
                 self.events.put_nowait(event)
         except AntiphonError as error:
             self.end(error)
             return True
+        if quiet and not self.flow.gathered.empty:
+            self.dispatch.observers.first_output(self.flow)
         if self.flow.done:
             self._finish(Finished(self.flow.reply()))
         return True
@@ -86,14 +97,15 @@ class LiveRequest:
         if self.phase is Phase.RUNNING and self.flow.done:
             raise AssertionError("a request is done and goes on")
 
-    def end(self, error: AntiphonError | None) -> None:
+    def end(self, error: AntiphonError | None, cause: str | None = None) -> None:
         """Tell every stage on the path; the outcome follows when all have acknowledged.
 
-        Without an error it is an abort. Harmless if the request is ending already.
+        Without an error it is an abort, and `cause` says who wanted it. Harmless if the request is
+        ending already.
         """
         if self.phase is not Phase.RUNNING:
             return
-        self.phase, self.outcome = Phase.ENDING, error
+        self.phase, self.outcome, self.cause = Phase.ENDING, error, cause
         units = self.flow.uids()
         self.dispatch.acknowledgements.ask(
             {stage: partial(Abort, uids) for stage, uids in units.items()}, self._close
@@ -107,6 +119,16 @@ class LiveRequest:
         self.phase = Phase.TERMINAL
         if self.timer is not None:
             self.timer.cancel()
-        self.events.put_nowait(outcome)
+        self.events.put_nowait(self._recorded(outcome))
         self.ended.set()
         self.over(self)
+
+    def _recorded(self, outcome: Finished | AntiphonError) -> Finished | AntiphonError:
+        """The outcome, with the request's record if it is a reply."""
+        ended = self.dispatch.observers.ended
+        if isinstance(outcome, AntiphonError):
+            ended(self.flow, "error", outcome.code, str(outcome))
+            return outcome
+        reply = outcome.reply
+        timeline = ended(self.flow, reply.finish_reason, self.cause, None)
+        return Finished(dataclasses.replace(reply, timeline=timeline))

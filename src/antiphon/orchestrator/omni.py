@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 
 import msgspec
 
 from antiphon.connector.runs import new_run_token
 from antiphon.core.options import Scalar
 from antiphon.errors import AntiphonError, InvalidRequestError, ShutdownError
+from antiphon.observe.record import Observer
+from antiphon.orchestrator.admission import Admission
 from antiphon.orchestrator.api import Finished, OmniEvent, OmniRequest, Reply
 from antiphon.orchestrator.clients import Frames
 from antiphon.orchestrator.conversation import Messages
@@ -37,6 +40,15 @@ from antiphon.stage.messages import Acknowledged, Command, Event, Inspect, Inspe
 from antiphon.stage.resolve import resolve_stages
 from antiphon.stage.spec import StageSpec
 
+
+@dataclass(frozen=True, slots=True)
+class StageState:
+    """Whether a stage serves; `why` it does not if it is gone."""
+
+    state: Literal["starting", "ready", "gone"]
+    why: str | None = None
+
+
 CLOSE_TIMEOUT_S = 10.0  # for the stages to let go of what runs
 
 
@@ -46,7 +58,8 @@ class AsyncOmni:
     `pipeline` None is the deployment's, and voice where that names none. `deployment` is a
     Deployment or a YAML file; `model` is the checkpoint of all stages, or one for
     each that is named, in place of the deployment's `models`; `entries` and `modalities` limit
-    which stages start (None: all), and a request that needs another is refused.
+    which stages start (None: all), and a request that needs another is refused. `max_queued` is how
+    many requests may wait at each stage beyond those that it serves at a time; None is no bound.
     """
 
     def __init__(
@@ -59,6 +72,7 @@ class AsyncOmni:
         modalities: Sequence[str] | None = None,
         in_process: bool | None = None,
         on_progress: Progress | None = None,
+        max_queued: int | None = None,
     ) -> None:
         given = deployment or Deployment()
         if not isinstance(given, Deployment):
@@ -73,7 +87,7 @@ class AsyncOmni:
         self._entries = entries
         self._modalities = modalities
         self._on_progress = on_progress or (lambda stage, phase: None)
-        self._router = Router()
+        self._router = Router(admission=Admission(_limits(self.deployment, max_queued)))
         self._run = new_run_token()
         self._specs: dict[str, StageSpec] = {}
         self._stages: StageSet | None = None
@@ -173,7 +187,7 @@ class AsyncOmni:
                 if isinstance(event, Finished):
                     return
         finally:
-            await asyncio.shield(self._router.abort(live))
+            await asyncio.shield(self._router.abort(live, "disconnect"))
 
     async def generate(self, request: OmniRequest) -> Reply:
         """The whole reply."""
@@ -230,13 +244,25 @@ class AsyncOmni:
         return await asyncio.to_thread(self._prepared().prompts, request, path)
 
     async def _submit(self, request: OmniRequest) -> LiveRequest:
+        try:
+            return await self._submitted(request)
+        except AntiphonError as error:
+            self._router.observers.refused(error)
+            raise
+
+    async def _submitted(self, request: OmniRequest) -> LiveRequest:
         self._serving()
+        self._router.admit(request.request_id, request.check(self.topology))
         prompts = await self.check(request)
         self._serving()  # it may have been closed meanwhile
         path = request.check(self.topology)
         text = self._prepared().detokenizer(request, path)
         plan = FlowPlan(self._router.new_uid(), self.topology, path, request, text)
         return self._router.submit(plan, prompts, request)
+
+    def observe(self, observer: Observer) -> None:
+        """Have `observer` told of every request from now on."""
+        self._router.observers.add(observer)
 
     def _enter_session(self, request: OmniRequest) -> tuple[LiveSession, Intake]:
         self._serving()
@@ -262,6 +288,23 @@ class AsyncOmni:
     def num_running(self) -> int:
         """Requests that have been submitted and have no outcome yet."""
         return len(self._router)
+
+    @property
+    def stage_states(self) -> dict[str, StageState]:
+        """How each stage that was to start is: truthful at any time."""
+        states = {}
+        for name in self._specs:
+            why = self._router.gone.get(name)
+            if why is not None:
+                states[name] = StageState("gone", str(why))
+            else:
+                states[name] = StageState("ready" if self._ready else "starting")
+        return states
+
+    @property
+    def admission(self) -> Admission:
+        """How many requests each stage has, and may have."""
+        return self._router.admission
 
     @property
     def stage_pids(self) -> dict[str, int]:
@@ -299,3 +342,12 @@ class AsyncOmni:
             self._questions.answered(stage, event)
         else:
             self._router.on_event(stage, event, frames)
+
+
+def _limits(deployment: Deployment, max_queued: int | None) -> dict[str, int]:
+    """Requests that each stage may have; `deployment` is filled."""
+    if max_queued is None:
+        return {}
+    return {
+        name: (stage.max_num_seqs or 1) + max_queued for name, stage in deployment.stages.items()
+    }

@@ -17,11 +17,13 @@ from antiphon.errors import (
     DuplicateRequestError,
     ShutdownError,
 )
+from antiphon.orchestrator.admission import Admission
 from antiphon.orchestrator.api import OmniRequest
 from antiphon.orchestrator.clients import Frames, StageClient
 from antiphon.orchestrator.dispatch import Dispatch
 from antiphon.orchestrator.flow import Flow, FlowPlan
 from antiphon.orchestrator.live import LiveRequest, Phase
+from antiphon.orchestrator.recording import Observers
 from antiphon.orchestrator.segments import LiveSession, SessionPlan
 from antiphon.orchestrator.uids import root_of, session_of
 from antiphon.payload.ref import Ref
@@ -35,9 +37,15 @@ Live = LiveRequest | LiveSession
 class Router:
     """All live requests and sessions of one pipeline."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        admission: Admission | None = None,
+    ) -> None:
+        self.admission = Admission({}, clock) if admission is None else admission
         self._dispatch = Dispatch(clock)
         self._live: dict[str, Live] = {}
+        self._paths: dict[str, tuple[str, ...]] = {}  # stages of each, by uid
         self._labels: dict[str, Live] = {}
         self._numbers = itertools.count()
         self._run = secrets.token_hex(4)
@@ -61,12 +69,12 @@ class Router:
         Raises DuplicateRequestError for a label that is alive, StageDiedError for a stage that is
         gone.
         """
-        self._admit(request.request_id, plan.path)
+        self.admit(request.request_id, plan.path)
         dispatch = self._dispatch
         flow = Flow(plan, dispatch.send, dispatch.deliveries.deliver, dispatch.clock)
         live = LiveRequest(request.request_id, flow, dispatch, self._over)
-        flow.start(prompts)
-        self._enter(live)
+        live.start(prompts)
+        self._enter(live, plan.path)
         if request.deadline_s is not None:
             why = f"the request took longer than {request.deadline_s:g} s"
             live.timer = asyncio.get_running_loop().call_later(
@@ -76,24 +84,31 @@ class Router:
 
     def open_session(self, plan: SessionPlan) -> LiveSession:
         """Enter a session; its stages hear of it with its first segment. Raises as `submit`."""
-        self._admit(plan.label, plan.path)
+        self.admit(plan.label, plan.path)
         live = LiveSession(plan, self._dispatch, self._over)
-        self._enter(live)
+        self._enter(live, plan.path)
         return live
 
-    def _admit(self, label: str | None, path: tuple[Stage, ...]) -> None:
+    def admit(self, label: str | None, path: tuple[Stage, ...]) -> None:
+        """Raise what keeps a request from beginning now: DuplicateRequestError, StageDiedError,
+        OverloadedError.
+        """
         if label is not None and label in self._labels:
             raise DuplicateRequestError(f"request '{label}' is still running; choose another id")
         for stage in path:
             self.require(stage.name)
+        self.admission.check(stage.name for stage in path)
 
-    def _enter(self, live: Live) -> None:
+    def _enter(self, live: Live, path: tuple[Stage, ...]) -> None:
         self._live[live.uid] = live
+        self._paths[live.uid] = names = tuple(stage.name for stage in path)
+        self.admission.enter(names)
         if live.label is not None:
             self._labels[live.label] = live
 
     def _over(self, live: Live) -> None:
         del self._live[live.uid]
+        self.admission.leave(self._paths.pop(live.uid))
         if live.label is not None:
             del self._labels[live.label]
 
@@ -101,9 +116,9 @@ class Router:
         """Raise StageDiedError if the stage is gone."""
         self._dispatch.require(stage)
 
-    async def abort(self, live: Live) -> None:
+    async def abort(self, live: Live, cause: str = "request") -> None:
         """End a request; returns when every stage has acknowledged. Harmless if it has ended."""
-        live.end(None)
+        live.end(None, cause)
         await live.ended.wait()
 
     def find(self, label: str) -> Live | None:
@@ -129,6 +144,15 @@ class Router:
         return len(self._live)
 
     @property
+    def observers(self) -> Observers:
+        return self._dispatch.observers
+
+    @property
+    def gone(self) -> Mapping[str, AntiphonError]:
+        """The stages whose processes have ended, and why."""
+        return self._dispatch.gone
+
+    @property
     def chunks_under_way(self) -> int:
         """Chunks that consumers have been given and have not used up."""
         return len(self._dispatch.deliveries)
@@ -139,6 +163,8 @@ class Router:
             raise AssertionError("a request outlived its outcome")
         if not {id(r) for r in self._labels.values()} <= {id(r) for r in self._live.values()}:
             raise AssertionError("a label outlived its request")
+        if self._paths.keys() != self._live.keys():
+            raise AssertionError("a stage is counted for a request that is over")
         if len(self._dispatch.acknowledgements) and not self._live:
             raise AssertionError("an abort outlived its request")
         for live in self._live.values():

@@ -73,6 +73,7 @@ class LiveSession:
         self.plan = plan
         self.phase = Phase.RUNNING
         self.error: AntiphonError | None = None
+        self.cause: str | None = None  # of its end without an error: who wanted it
         self.events: asyncio.Queue[SessionEvent | AntiphonError | None] = asyncio.Queue()
         self.ended = asyncio.Event()
         self._dispatch = dispatch
@@ -151,14 +152,14 @@ class LiveSession:
         for turn in turns:
             await turn.ended.wait()
 
-    def end(self, error: AntiphonError | None) -> None:
+    def end(self, error: AntiphonError | None, cause: str | None = None) -> None:
         """End the session on every stage; `ended` is set when all have acknowledged.
 
         Without an error it is closed. Harmless if it is ending already.
         """
         if self.phase is not Phase.RUNNING:
             return
-        self.phase, self.error = Phase.ENDING, error
+        self.phase, self.error, self.cause = Phase.ENDING, error, cause
         units = self._units_downstream(self._turns.values())
         if not self.empty:
             units[self._first] = [self._unit]
@@ -186,6 +187,7 @@ class LiveSession:
         return True
 
     def _take(self, turn: _Turn, stage: str, output: Output, frames: Frames) -> None:
+        quiet = turn.flow.gathered.empty
         try:
             events = turn.flow.on_output(stage, output, frames)
         except AntiphonError as error:
@@ -193,6 +195,8 @@ class LiveSession:
             return
         for event in events:
             self._emit(turn, event)
+        if quiet and not turn.flow.gathered.empty:
+            self._dispatch.observers.first_output(turn.flow)
         if output.segment_finish is not None and turn is self._writing:
             self._writing = None
         if turn.flow.done:
@@ -244,6 +248,7 @@ class LiveSession:
             turn = self._writing = self._queued.popleft()
             turn.phase = Phase.RUNNING
             turn.flow.start([turn.prompt])
+            self._dispatch.observers.began(turn.flow)
 
     def _units_downstream(self, turns: Iterable[_Turn]) -> dict[str, list[str]]:
         units: dict[str, list[str]] = {}
@@ -276,13 +281,18 @@ class LiveSession:
 
     def _finish(self, turn: _Turn, reason: str | None = None) -> None:
         """The one outcome of a segment."""
-        self._emit(turn, Finished(turn.flow.reply(reason)))
-        self._forget(turn)
+        reply = turn.flow.reply(reason)
+        self._emit(turn, Finished(reply))
+        self._forget(turn, reply.finish_reason, self.cause)
 
     def _emit(self, turn: _Turn, event: OmniEvent) -> None:
         self.events.put_nowait(SessionEvent(turn.number, event))
 
-    def _forget(self, turn: _Turn) -> None:
+    def _forget(
+        self, turn: _Turn, outcome: str, cause: str | None, message: str | None = None
+    ) -> None:
+        if turn.flow.units:  # it had begun
+            self._dispatch.observers.ended(turn.flow, outcome, cause, message)
         turn.phase = Phase.TERMINAL
         turn.ended.set()
         del self._turns[turn.number]
@@ -294,7 +304,7 @@ class LiveSession:
             if self.error is None:
                 self._finish(turn, "abort")
             else:
-                self._forget(turn)
+                self._forget(turn, "error", self.error.code, str(self.error))
         self.phase = Phase.TERMINAL
         if self.error is not None:
             self.events.put_nowait(self.error)
