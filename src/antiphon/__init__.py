@@ -13,6 +13,7 @@ from antiphon.orchestrator.api import (
     StageTiming,
     TextDelta,
     Timings,
+    TranscriptDelta,
 )
 from antiphon.orchestrator.omni import AsyncOmni
 from antiphon.orchestrator.sessions import Session
@@ -20,7 +21,7 @@ from antiphon.orchestrator.sync import Omni
 from antiphon.pipeline.audio import AudioClip
 from antiphon.pipeline.deployment import Deployment, EdgeDeployment, StageDeployment
 from antiphon.pipeline.deployment_file import load_deployment
-from antiphon.pipeline.topology import Edge, EdgeMode, Entry, Stage, StageKind, Topology
+from antiphon.pipeline.topology import Ear, Edge, EdgeMode, Entry, Stage, StageKind, Topology
 
 __version__ = "0.1.0"
 
@@ -30,6 +31,7 @@ __all__ = [
     "AudioChunk",
     "AudioClip",
     "Deployment",
+    "Ear",
     "Edge",
     "EdgeDeployment",
     "EdgeMode",
@@ -50,5 +52,6 @@ __all__ = [
     "TextDelta",
     "Timings",
     "Topology",
+    "TranscriptDelta",
     "load_deployment",
 ]

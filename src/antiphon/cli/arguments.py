@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
 from pathlib import Path
 from typing import NoReturn
@@ -43,6 +44,17 @@ def whole_number(text: str) -> int:
 def whole_numbers(text: str) -> tuple[int, ...]:
     """Integers of at least 1 between commas, for argparse: sorted, each once."""
     return tuple(sorted({whole_number(part.strip()) for part in text.split(",")}))
+
+
+def positive_number(text: str) -> float:
+    """A finite number above 0, for argparse."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return value
 
 
 def stage_model(text: str) -> tuple[str, str]:

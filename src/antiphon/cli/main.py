@@ -13,7 +13,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from antiphon.cli import bench, chat, check, pipelines, say
+from antiphon.cli import bench, chat, check, pipelines, say, serve
 from antiphon.cli.arguments import Formatter, Parser, add_verbose
 from antiphon.cli.signals import Interrupted, interruptible
 from antiphon.errors import AntiphonError, CallerError, OperatorError, UpstreamError
@@ -25,6 +25,7 @@ _EXAMPLES = """examples:
   antiphon chat "Describe the ocean." --pipeline imagine
                                              text, and a picture in reply.png
   antiphon say "Good morning." --out hi.wav  only speech
+  antiphon serve                             OpenAI's API, and a page to try it
   antiphon pipelines voice                   draw a pipeline
   antiphon check                             is this vLLM one that works?
 """
@@ -42,7 +43,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"antiphon {version}")
     add_verbose(parser, False)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for command in (chat, say, pipelines, check, bench):
+    for command in (chat, say, serve, pipelines, check, bench):
         command.add_parser(commands)
     return parser
 

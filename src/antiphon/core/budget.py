@@ -15,7 +15,7 @@ request sends in one step. A chunk larger than a limit passes and blocks until i
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -54,6 +54,9 @@ class BudgetStatistics(msgspec.Struct, frozen=True):
     dropped: int  # chunks that were forgotten with their requests
     blocked: int  # requests that wait now
     blockings: int  # how often a request had to wait
+    blocked_s: float  # that requests have waited, those that wait now included
+    capacity_chunks: int  # the limit for all requests
+    capacity_bytes: int
 
 
 @dataclass(slots=True)
@@ -65,14 +68,15 @@ class _Record:
 
 
 class EdgeBudget:
-    """The books of one edge. Not thread-safe.
+    """The books of one edge. Not thread-safe. `clock` gives seconds.
 
     All calls are O(what changes): a chunk sent or returned is O(1), however many requests wait;
     `take_released` sorts the requests that it gives, and looks at no others.
     """
 
-    def __init__(self, limits: EdgeLimits) -> None:
+    def __init__(self, limits: EdgeLimits, clock: Callable[[], float]) -> None:
         self._limits = limits
+        self._clock = clock
         self._records: dict[str, _Record] = {}
         self._owners: dict[str, str] = {}  # key -> uid
         self._nbytes = 0
@@ -86,6 +90,8 @@ class EdgeBudget:
         self._returned = 0
         self._dropped = 0
         self._blockings = 0
+        # Ends of waits less beginnings: with the clock once for each that has not ended, their sum.
+        self._ends_less_beginnings_s = 0.0
 
     def sent(self, uid: str, key: str, nbytes: int) -> None:
         """A chunk of `uid` is stored under `key`.
@@ -154,6 +160,7 @@ class EdgeBudget:
         elif uid not in self._waits:
             self._blockings += 1
             self._waits[uid] = self._blockings
+            self._ends_less_beginnings_s -= self._clock()
         self._file(uid, record)
         return blocked
 
@@ -171,6 +178,7 @@ class EdgeBudget:
         return len(self._records)
 
     def statistics(self) -> BudgetStatistics:
+        waiting_s = len(self._waits) * self._clock()
         return BudgetStatistics(
             chunks=len(self._owners),
             bytes=self._nbytes,
@@ -181,6 +189,9 @@ class EdgeBudget:
             dropped=self._dropped,
             blocked=len(self._waits),
             blockings=self._blockings,
+            blocked_s=self._ends_less_beginnings_s + waiting_s,
+            capacity_chunks=self._limits.total_chunks,
+            capacity_bytes=self._limits.total_bytes,
         )
 
     def check_integrity(self) -> None:
@@ -215,7 +226,8 @@ class EdgeBudget:
         return len(record.chunks) >= limits.request_chunks or record.nbytes >= limits.request_bytes
 
     def _stop_waiting(self, uid: str) -> None:
-        self._waits.pop(uid, None)
+        if self._waits.pop(uid, None) is not None:
+            self._ends_less_beginnings_s += self._clock()
         self._free.discard(uid)
         self._for_totals.discard(uid)
 

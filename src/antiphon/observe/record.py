@@ -17,11 +17,11 @@ class StageSpan(msgspec.Struct, frozen=True, kw_only=True):
     stage: str
     part: int
     submitted_s: float
-    input_s: float  # its input had begun to arrive; equals `submitted_s` where it came with it
+    input_s: float | None  # its input had begun to arrive; `submitted_s` where it came with it
     first_s: float | None = None  # first output
     last_s: float | None = None  # end
     tokens: int = 0  # sampled; samples of audio or pixels of a generation stage
-    finish: str | None = None
+    finish: str | None = None  # stop, length; error if it is what ended the request
     replica: int = 0
 
 
@@ -32,11 +32,16 @@ class EdgeSpan(msgspec.Struct, frozen=True, kw_only=True):
     producer: str
     consumer: str
     part: int
-    first_s: float  # the first chunk was stored, and its ref sent on
+    first_s: float  # the first chunk was stored, and its ref sent on; the end if there was none
     last_s: float
-    chunks: int
+    chunks: int  # that brought something: a bare end is none
     bytes: int
     cache: bool = False  # a KV cache was handed over
+    consumer_parts: tuple[int, ...] = ()  # units that were given something of it
+    producer_output_s: float | None = None  # first output of the producing unit
+    first_used_s: float | None = None  # a first chunk was used up or let go of: a KV cache taken
+    last_used_s: float | None = None
+    consumer_output_s: float | None = None  # first output of a unit that was given something
 
 
 class Playback(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,6 +72,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int = 0  # of the stage that writes the text
     ttft_s: float | None = None
     ttfa_s: float | None = None
+    ttfi_s: float | None = None  # to the first picture
     playback: Playback | None = None
     rtf: float | None = None
     text_s: tuple[tuple[float, int], ...] = ()  # arrivals of text: time, tokens

@@ -56,7 +56,8 @@ class OmniRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     modalities: tuple[str, ...] | None = None
     """What to give back; None is everything that the entry gives.
 
-    The request visits no stage that this does not need.
+    "transcript" is what is said in the request's audio, where a stage of the pipeline writes it
+    down; beside an answer it has to be asked for. The request visits no stage that this does not need.
     """
 
     n: int = 1
@@ -94,6 +95,8 @@ class OmniRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         """
         path = self.check_options(topology)
         turns = self.turns()
+        if "text" not in topology.entry(self.entry).inputs:
+            self._check_sound_alone(turns)
         if not any(turn.content.strip() or turn.audio for turn in turns[-1:]):
             raise EmptyInputError("the text is empty; give something to answer or to speak")
         if any("\ud800" <= c <= "\udfff" for turn in turns for c in turn.content):
@@ -103,11 +106,12 @@ class OmniRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def check_options(self, topology: Topology) -> tuple[Stage, ...]:
         """As `check`, without a look at the text: of a session it comes later."""
         self._check_types()
-        path = topology.path_from(self.entry, self.modalities)
-        self._check_companions(topology, path)
-        self._check_params(topology)
         check_messages(self.messages, topology.entry(self.entry))
         self._check_audio(topology)
+        heard = any(turn.audio for turn in self.turns())
+        path = topology.path_from(self.entry, self.modalities, heard=heard)
+        self._check_companions(topology, path)
+        self._check_params(topology)
         deadline = self.deadline_s
         if deadline is not None and not (math.isfinite(deadline) and deadline > 0):
             raise InvalidRequestError(
@@ -156,6 +160,14 @@ class OmniRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 raise InvalidRequestError(
                     f"{field_.name}: {reason[:1].lower()}{reason[1:]}"
                 ) from None
+
+    def _check_sound_alone(self, turns: Sequence[Message]) -> None:
+        if any(turn.content.strip() for turn in turns):
+            raise InvalidRequestError(
+                f"entry {self.entry} takes sound alone; leave out text and messages with text"
+            )
+        if not any(turn.audio for turn in turns):
+            raise EmptyInputError(f"entry {self.entry} takes sound, and there is none; give audio")
 
     def _check_audio(self, topology: Topology) -> None:
         clips = [clip for turn in self.turns() for clip in turn.audio]
@@ -231,6 +243,7 @@ class Reply:
     images: list[Image] = field(default_factory=list)  # each [height, width, 3], red, green, blue
     usage: Usage = field(default_factory=Usage)
     timeline: Timeline | None = None  # when what happened where; None for a session's segment
+    transcript: str | None = None  # what was said in the request's audio; None unless asked for
 
     def save(self, path: str | Path) -> Path:
         """Write the audio as 16-bit WAV; the file appears complete or not at all.
@@ -285,7 +298,16 @@ class Finished:
     reply: Reply
 
 
-OmniEvent = TextDelta | AudioChunk | ImageChunk | Finished
+@dataclass(frozen=True, slots=True)
+class TranscriptDelta:
+    """What is said in the request's audio, new since the last delta; only where the request asks
+    for the modality "transcript" beside an answer.
+    """
+
+    text: str
+
+
+OmniEvent = TextDelta | TranscriptDelta | AudioChunk | ImageChunk | Finished
 
 
 @dataclass(frozen=True, slots=True)

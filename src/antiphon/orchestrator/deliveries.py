@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from antiphon.payload.ref import Ref
 from antiphon.stage.messages import Command, Deliver, Discard, Used
@@ -15,6 +15,33 @@ Send = Callable[[str, Command], None]
 class _Chunk:
     producer: str
     holders: int  # units that have not used it up
+    on_used: Callable[[], None]
+
+
+@dataclass(slots=True)
+class Crossing:
+    """What has crossed an edge for one part of its producer; times are clock values."""
+
+    first_s: float  # the first chunk; the end if there was none
+    last_s: float = 0.0
+    chunks: int = 0  # that brought something
+    bytes: int = 0
+    consumer_parts: list[int] = field(default_factory=list)
+    first_used_s: float | None = None
+    last_used_s: float | None = None
+
+    def sent(self, ref: Ref, now: float) -> None:
+        """A chunk was stored."""
+        if not ref.empty:
+            self.first_s = self.first_s if self.chunks else now
+            self.chunks += 1
+        self.last_s = now
+        self.bytes += ref.nbytes
+
+    def used(self, now: float) -> None:
+        """A chunk was used up."""
+        self.first_used_s = now if self.first_used_s is None else self.first_used_s
+        self.last_used_s = now
 
 
 class Deliveries:
@@ -29,13 +56,24 @@ class Deliveries:
         self._under_way: dict[str, dict[str, _Chunk]] = {}  # by consumer and key
         self._outgoing: dict[str, list[tuple[str, Ref]]] = {}  # until `flush`, by consumer
 
-    def deliver(self, producer: str, consumer: str, uids: tuple[str, ...], ref: Ref) -> None:
-        """Forward a ref to the units `uids` of `consumer`, with the next `flush`."""
+    def deliver(
+        self,
+        producer: str,
+        consumer: str,
+        uids: tuple[str, ...],
+        ref: Ref,
+        on_used: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Forward a ref to the units `uids` of `consumer`, with the next `flush`.
+
+        `on_used` is called when all of them have used the chunk up or let go of it.
+        """
         if ref.key is not None:
             if consumer in self._gone:
                 self.discard(producer, ref)
                 return
-            self._under_way.setdefault(consumer, {})[ref.key] = _Chunk(producer, len(uids))
+            chunk = _Chunk(producer, len(uids), on_used)
+            self._under_way.setdefault(consumer, {})[ref.key] = chunk
         self._outgoing.setdefault(consumer, []).extend((uid, ref) for uid in uids)
 
     def flush(self) -> None:
@@ -60,6 +98,7 @@ class Deliveries:
             if chunk.holders == 0:
                 del delivered[key]
                 over.setdefault(chunk.producer, []).append(key)
+                chunk.on_used()
         for producer, returned in over.items():
             self._send(producer, Used(edge, returned))
 

@@ -4,7 +4,8 @@ Pure: commands leave through a callable, time comes from a callable. A *unit* is
 stage; after a `split` edge a request has one unit per part. Every unit on the path exists before
 its input does: consumers are submitted gated, one part ahead of what is known to come. After a
 `shared` edge there are as many units as the caller asked for, companions, which are given one
-payload; part p of the producer has those from p times that number on.
+payload; part p of the producer has those from p times that number on. Before a `join` edge the
+units are the parts of the call, whose payloads are the chunks of one unit behind it.
 
 A segment of a session is a flow as well. Its unit at the first stage is the session's, which goes
 on from segment to segment; the others are its own.
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 
@@ -21,8 +23,10 @@ from antiphon.core.prompt_plan import UpdateKind
 from antiphon.errors import AdapterError, StageError, from_wire
 from antiphon.orchestrator.api import OmniEvent, OmniRequest, Reply, Timings, Usage
 from antiphon.orchestrator.clients import Frames
+from antiphon.orchestrator.deliveries import Crossing
 from antiphon.orchestrator.gathered import Gathered, Unit
 from antiphon.orchestrator.media import image_of, samples_of
+from antiphon.orchestrator.transcript import Transcript
 from antiphon.orchestrator.uids import part_of, unit_uid
 from antiphon.payload.ref import Ref
 from antiphon.pipeline.detokenize import Detokenizer
@@ -31,8 +35,8 @@ from antiphon.pipeline.topology import Edge, EdgeMode, Stage, Topology
 from antiphon.stage.messages import Command, Output, Submit, Update
 
 Send = Callable[[str, Command], None]
-# (producer, consumer, consuming uids, ref)
-SendRef = Callable[[str, str, tuple[str, ...], Ref], None]
+# (producer, consumer, consuming uids, ref, what to call when all have used it up)
+SendRef = Callable[[str, str, tuple[str, ...], Ref, Callable[[], None]], None]
 _NOTHING = Prompt([])  # of a unit that waits for its input
 
 
@@ -56,16 +60,7 @@ class FlowPlan:
     request: OmniRequest
     detokenizer: Detokenizer | None
     segment: Segment | None = None
-
-
-@dataclass(slots=True)
-class Crossing:
-    """What has crossed an edge for one part of its producer; times are clock values."""
-
-    first_s: float
-    last_s: float = 0.0
-    chunks: int = 0
-    bytes: int = 0
+    transcript: Transcript | None = None  # of what is heard, if it is wanted
 
 
 @dataclass(slots=True)
@@ -86,7 +81,7 @@ class Flow:
     def __post_init__(self) -> None:
         plan = self.plan
         rate, now = plan.topology.sample_rate, self.clock()
-        self.gathered = Gathered(plan.request, plan.detokenizer, rate, started_s=now)
+        self.gathered = Gathered(plan.request, plan.detokenizer, rate, now, plan.transcript)
 
     # --- start --------------------------------------------------------------------------------
 
@@ -113,11 +108,13 @@ class Flow:
         """One more unit of `stage`, and those of each consumer that wait for it."""
         units = self.units[stage.name]
         now = self.clock()
-        unit = Unit(len(units), now, now)
+        unit = Unit(len(units), submitted_s=now, input_s=now if waits_for is None else None)
         units.append(unit)
         self.open_units += 1
         self.send(stage.name, self._command(stage, unit.part, prompt, waits_for, companion))
         for edge in self._edges_from(stage.name):
+            if edge.join and unit.part > 0:
+                continue  # the first part's is everybody's
             for index in range(self._companions(edge)):
                 self._submit(self.plan.topology.stage(edge.consumer), _NOTHING, edge, index)
 
@@ -135,7 +132,7 @@ class Flow:
     ) -> Submit | Update:
         """What begins a unit: the next segment of a session is an update of its unit."""
         request, segment = self.plan.request, self.plan.segment
-        params = dict(request.params)
+        params = {**request.params, **prompt.params}
         if waits_for is not None and waits_for.shared:
             params["companion"] = companion
         sampling = {**stage.sampling, **request.sampling.get(stage.name, {})}
@@ -173,36 +170,44 @@ class Flow:
         edge = next((e for e in self._edges_from(stage) if e.name == ref.edge), None)
         if edge is None:
             raise AdapterError(f"stage '{stage}' sent a payload on edge '{ref.edge}', not its own")
-        self._crossed(edge, ref)
+        self._unit(stage, part_of(ref.uid))  # it has to be one of ours
+        crossing = self._crossing(edge, ref)
         if not edge.split:
             if edge.mode is EdgeMode.FULL and (ref.seq > 0 or not ref.end):
                 raise AdapterError(f"edge '{edge.name}' carries one payload, its adapter made more")
+            if edge.join:
+                part, parts = part_of(ref.uid), len(self.units[stage])
+                ref = msgspec.structs.replace(ref, seq=part, end=part == parts - 1)
+                self._deliver(edge, [0], ref, crossing)
+                return
             count = self._companions(edge)
             first = part_of(ref.uid) * count
-            self._deliver(edge, range(first, first + count), ref)
+            self._deliver(edge, range(first, first + count), ref, crossing)
             return
         if ref.seq != len(self.units[edge.consumer]) - 1:
             raise AdapterError(f"part {ref.seq} on edge '{edge.name}' came out of order")
         # To its consumer each part is a whole payload of its own.
-        self._deliver(edge, [ref.seq], msgspec.structs.replace(ref, seq=0, end=True))
+        self._deliver(edge, [ref.seq], msgspec.structs.replace(ref, seq=0, end=True), crossing)
         if not ref.end:
             self._submit(self.plan.topology.stage(edge.consumer), _NOTHING, edge)
 
-    def _crossed(self, edge: Edge, ref: Ref) -> None:
+    def _crossing(self, edge: Edge, ref: Ref) -> Crossing:
         now, key = self.clock(), (edge.name, part_of(ref.uid))
-        crossing = self.crossings.get(key)
-        if crossing is None:
-            crossing = self.crossings[key] = Crossing(now)
-        crossing.last_s = now
-        crossing.chunks += 1
-        crossing.bytes += ref.nbytes
+        crossing = self.crossings.setdefault(key, Crossing(now))
+        crossing.sent(ref, now)
+        return crossing
 
-    def _deliver(self, edge: Edge, parts: Sequence[int], ref: Ref) -> None:
+    def _deliver(self, edge: Edge, parts: Sequence[int], ref: Ref, crossing: Crossing) -> None:
         for unit in [self._unit(edge.consumer, part) for part in parts]:
-            if ref.seq == 0:
+            if ref.seq == 0 or edge.join:
                 unit.input_s = self.clock()
+                crossing.consumer_parts.append(unit.part)
         uids = tuple(self._uid(edge.consumer, part) for part in parts)
-        self.deliver(edge.producer, edge.consumer, uids, ref)
+        used = partial(self._used, crossing)
+        self.deliver(edge.producer, edge.consumer, uids, ref, used)
+
+    def _used(self, crossing: Crossing) -> None:
+        crossing.used(self.clock())
 
     def _unit(self, stage: str, part: int) -> Unit:
         units = self.units.get(stage, [])
@@ -213,6 +218,7 @@ class Flow:
     def on_output(self, stage: str, output: Output, frames: Frames) -> list[OmniEvent]:
         """What a step brought for one unit. Raises the error that ended it, if one did."""
         if output.error is not None:
+            self.note_error(stage, output)
             raise from_wire(output.error)
         unit = self._unit(stage, part_of(output.uid))
         now = self.clock()
@@ -221,14 +227,23 @@ class Flow:
             unit.first_s = now if unit.first_s is None else unit.first_s
         if output.token_ids:
             unit.tokens += len(output.token_ids)
-            if self.plan.topology.stage(stage).output == "text":
+            modality = self.plan.topology.stage(stage).output
+            if modality == "text":
                 events += self.gathered.on_tokens(output.token_ids, now)
+            elif modality == "transcript":
+                events += self.gathered.on_heard(unit, output.token_ids, now)
         if output.tensor is not None:
             events += self._on_tensor(stage, unit, output, frames, now)
         finish = output.segment_finish or output.finish
         if finish is not None and unit.finish is None:
             events += self._on_finish(stage, unit, finish, now)
         return events
+
+    def note_error(self, stage: str, output: Output) -> None:
+        """The unit that `output` is of has ended the request."""
+        for unit in self.units.get(stage, ()):
+            if unit.part == part_of(output.uid):
+                unit.finish, unit.last_s = "error", self.clock()
 
     def _on_tensor(
         self, stage: str, unit: Unit, output: Output, frames: Frames, now: float
@@ -251,9 +266,12 @@ class Flow:
         unit.finish = finish
         unit.last_s = self.ended_s = now
         self.open_units -= 1
-        if self.plan.topology.stage(stage).output != "audio":
-            return []
-        return self.gathered.hand_out_audio(self.units[stage], now)
+        match self.plan.topology.stage(stage).output:
+            case "audio":
+                return self.gathered.hand_out_audio(self.units[stage], now)
+            case "transcript":
+                return self.gathered.on_heard(unit, (), now, ended=True)
+        return []
 
     # --- end ----------------------------------------------------------------------------------
 

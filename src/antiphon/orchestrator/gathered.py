@@ -24,8 +24,10 @@ from antiphon.orchestrator.api import (
     StageTiming,
     TextDelta,
     Timings,
+    TranscriptDelta,
     Usage,
 )
+from antiphon.orchestrator.transcript import Transcript
 from antiphon.pipeline.detokenize import Detokenizer
 
 
@@ -34,8 +36,8 @@ class Unit:
     """One request at one stage; times are clock values in seconds."""
 
     part: int
-    input_s: float
-    submitted_s: float = 0.0
+    submitted_s: float
+    input_s: float | None  # None: it waits for its input
     first_s: float | None = None
     last_s: float | None = None
     tokens: int = 0
@@ -51,6 +53,7 @@ class Gathered:
     detokenizer: Detokenizer | None
     sample_rate: int
     started_s: float
+    transcript: Transcript | None = None  # None: nobody has asked for it
     text: list[str] = field(default_factory=list)
     audio: list[Samples] = field(default_factory=list)  # handed out
     audio_part: int = 0  # whose turn it is
@@ -71,7 +74,24 @@ class Gathered:
     def on_tokens(self, token_ids: Sequence[int], now: float) -> list[OmniEvent]:
         """Sampled tokens that are text."""
         text = "" if self.detokenizer is None else self.detokenizer.feed(token_ids)
-        self.text_s.append((now - self.started_s, len(token_ids)))
+        return self._on_text(text, len(token_ids), now)
+
+    def on_heard(
+        self, unit: Unit, token_ids: Sequence[int], now: float, *, ended: bool = False
+    ) -> list[OmniEvent]:
+        """Sampled tokens that say what a sound says; `ended`: there are no more of it."""
+        if self.transcript is None:
+            return []
+        text = self.transcript.on_tokens(unit.part, token_ids)
+        if ended:
+            text += self.transcript.on_end(unit.part)
+        if self.transcript.answers:
+            return self._on_text(text, len(token_ids), now)
+        return [TranscriptDelta(text)] if text else []
+
+    def _on_text(self, text: str, tokens: int, now: float) -> list[OmniEvent]:
+        if tokens:
+            self.text_s.append((now - self.started_s, tokens))
         if not text:
             return []
         if self.first_text_s is None:
@@ -119,6 +139,7 @@ class Gathered:
             timings=timings,
             images=[self.images[part] for part in sorted(self.images)],
             usage=usage,
+            transcript=None if self.transcript is None else self.transcript.text,
         )
 
     def timings(self, units: Mapping[str, Sequence[Unit]], end_s: float) -> Timings:
@@ -141,7 +162,7 @@ class Gathered:
 def _stage_timing(units: Sequence[Unit]) -> StageTiming:
     ran = [unit for unit in units if unit.first_s is not None]
     return StageTiming(
-        queue_s=sum((unit.first_s or 0.0) - unit.input_s for unit in ran),
+        queue_s=sum((unit.first_s or 0.0) - (unit.input_s or unit.submitted_s) for unit in ran),
         run_s=sum((unit.last_s or unit.first_s or 0.0) - (unit.first_s or 0.0) for unit in ran),
         tokens=sum(unit.tokens for unit in ran),
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 from antiphon.core.targets import load_target
 from antiphon.errors import AdapterError, InvalidRequestError
 from antiphon.orchestrator.api import OmniRequest
+from antiphon.orchestrator.transcript import Transcript
 from antiphon.pipeline.detokenize import Detokenizer, load_tokenizer
 from antiphon.pipeline.entry import (
     AnyPrompt,
@@ -32,15 +33,18 @@ class Intake:
     ) -> None:
         self._topology = topology
         self._stages = frozenset(models)
+        chosen = [e for e in topology.entries if entries is None or e.name in entries]
+        # By entry and start: an entry with an ear has two of them.
         self._adapters = {
-            entry.name: _make_adapter(entry, models[entry.stage])
-            for entry in topology.entries
-            if entry.stage in models and (entries is None or entry.name in entries)
+            (entry.name, start): _make_adapter(entry.name, adapter, models[start])
+            for entry in chosen
+            for start, adapter in _starts(entry)
+            if start in models
         }
         self._tokenizers = {
-            stage.name: load_tokenizer(models[stage.name])
+            stage.output: load_tokenizer(models[stage.name])
             for stage in topology.stages
-            if stage.output == "text" and stage.name in models
+            if stage.output in ("text", "transcript") and stage.name in models
         }
 
     def prompts(self, request: OmniRequest, path: Sequence[Stage]) -> Sequence[AnyPrompt]:
@@ -96,29 +100,41 @@ class Intake:
         return adapter
 
     def _adapter(self, request: OmniRequest, path: Sequence[Stage]) -> EntryAdapter:
-        adapter = self._adapters.get(request.entry)
+        adapter = self._adapters.get((request.entry, path[0].name))
         absent = [stage.name for stage in path if stage.name not in self._stages]
         if adapter is None or absent:
             what = f"stage {absent[0]}" if absent else f"entry {request.entry}"
             raise InvalidRequestError(
                 f"{what} was left out when the pipeline was made; ask for other modalities, or add"
-                " to its entries and modalities"
+                " to its entries, modalities and inputs"
             )
         return adapter
 
     def detokenizer(self, request: OmniRequest, path: Sequence[Stage]) -> Detokenizer | None:
         """What turns the request's ids into text; None if it wants no text."""
-        if request.wants("text"):
-            for stage in path:
-                if stage.name in self._tokenizers:
-                    return Detokenizer(self._tokenizers[stage.name])
+        if request.wants("text") and any(stage.output == "text" for stage in path):
+            return Detokenizer(self._tokenizers["text"])
         return None
 
+    def transcript(self, request: OmniRequest, path: Sequence[Stage]) -> Transcript | None:
+        """What writes down what is said in the request's audio; None if it is not wanted."""
+        wanted = request.modalities or self._topology.outputs_from(request.entry)
+        if "transcript" not in wanted:
+            return None
+        return Transcript(
+            lambda: Detokenizer(self._tokenizers["transcript"]),
+            answers=not any(stage.output == "text" for stage in path),
+        )
 
-def _make_adapter(entry: Entry, model: str) -> EntryAdapter:
-    adapter: EntryAdapter = load_target(entry.adapter, f"adapter of entry {entry.name}")(
-        Path(model)
-    )
+
+def _starts(entry: Entry) -> list[tuple[str, str]]:
+    """The stages that an entry's requests start at, each with the maker of their prompts."""
+    starts = [(entry.stage, entry.adapter)]
+    return starts if entry.ear is None else [*starts, (entry.ear.stage, entry.ear.adapter)]
+
+
+def _make_adapter(entry: str, target: str, model: str) -> EntryAdapter:
+    adapter: EntryAdapter = load_target(target, f"adapter of entry {entry}")(Path(model))
     return adapter
 
 

@@ -27,7 +27,7 @@ from antiphon.orchestrator.questions import Answer, Questions
 from antiphon.orchestrator.router import Router
 from antiphon.orchestrator.segments import LiveSession, SessionPlan
 from antiphon.orchestrator.sessions import Sampling, Session
-from antiphon.orchestrator.stages import StageSet
+from antiphon.orchestrator.stages import MakeClient, StageSet
 from antiphon.orchestrator.tasks import Progress, in_thread, to_the_end
 from antiphon.pipeline.defaults import chosen_pipeline, fill_defaults
 from antiphon.pipeline.deployed import deployed
@@ -36,7 +36,16 @@ from antiphon.pipeline.deployment_file import load_deployment
 from antiphon.pipeline.entry import AnyPrompt
 from antiphon.pipeline.facts import completed
 from antiphon.pipeline.topology import Topology
-from antiphon.stage.messages import Acknowledged, Command, Event, Inspect, Inspection, Sleep, Wake
+from antiphon.stage.messages import (
+    Acknowledged,
+    Command,
+    Event,
+    Inspect,
+    Inspection,
+    Measured,
+    Sleep,
+    Wake,
+)
 from antiphon.stage.resolve import resolve_stages
 from antiphon.stage.spec import StageSpec
 
@@ -57,9 +66,10 @@ class AsyncOmni:
 
     `pipeline` None is the deployment's, and voice where that names none. `deployment` is a
     Deployment or a YAML file; `model` is the checkpoint of all stages, or one for
-    each that is named, in place of the deployment's `models`; `entries` and `modalities` limit
-    which stages start (None: all), and a request that needs another is refused. `max_queued` is how
-    many requests may wait at each stage beyond those that it serves at a time; None is no bound.
+    each that is named, in place of the deployment's `models`; `entries`, `modalities` and `inputs`
+    ("text", "audio") limit which stages start (None: all), and a request that needs another is
+    refused. `max_queued` is how many requests may wait at each stage beyond those that it serves at a time; None is no bound.
+    `make_client` starts the stages in another way than as vLLM engines, as `antiphon.testing` does.
     """
 
     def __init__(
@@ -70,9 +80,11 @@ class AsyncOmni:
         model: str | Path | Mapping[str, str | Path] | None = None,
         entries: Sequence[str] | None = None,
         modalities: Sequence[str] | None = None,
+        inputs: Sequence[str] | None = None,
         in_process: bool | None = None,
         on_progress: Progress | None = None,
         max_queued: int | None = None,
+        make_client: MakeClient | None = None,
     ) -> None:
         given = deployment or Deployment()
         if not isinstance(given, Deployment):
@@ -85,7 +97,9 @@ class AsyncOmni:
         self.deployment = fill_defaults(topology, given)
         self.topology = deployed(topology, self.deployment)
         self._entries = entries
+        self._make_client = make_client
         self._modalities = modalities
+        self._inputs = inputs
         self._on_progress = on_progress or (lambda stage, phase: None)
         self._router = Router(admission=Admission(_limits(self.deployment, max_queued)))
         self._run = new_run_token()
@@ -106,6 +120,7 @@ class AsyncOmni:
                 run=self._run,
                 entries=self._entries,
                 modalities=self._modalities,
+                inputs=self._inputs,
                 on_progress=progress,
             ),
             self._on_progress,
@@ -127,6 +142,7 @@ class AsyncOmni:
             on_event=self._on_event,
             on_gone=self._on_gone,
             on_progress=self._on_progress,
+            make_client=self._make_client,
         )
         try:
             await stages.start(self.deployment.start_timeout_s)
@@ -256,8 +272,15 @@ class AsyncOmni:
         prompts = await self.check(request)
         self._serving()  # it may have been closed meanwhile
         path = request.check(self.topology)
-        text = self._prepared().detokenizer(request, path)
-        plan = FlowPlan(self._router.new_uid(), self.topology, path, request, text)
+        intake = self._prepared()
+        plan = FlowPlan(
+            self._router.new_uid(),
+            self.topology,
+            path,
+            request,
+            intake.detokenizer(request, path),
+            transcript=intake.transcript(request, path),
+        )
         return self._router.submit(plan, prompts, request)
 
     def observe(self, observer: Observer) -> None:
@@ -327,6 +350,20 @@ class AsyncOmni:
         answers = await self._ask(Inspect)
         return {name: a for name, a in answers.items() if isinstance(a, Inspection)}
 
+    async def measure(self, timeout_s: float = 1.0) -> dict[str, Measured]:
+        """Figures of the stages, between two steps of each; nothing is checked.
+
+        One that runs no more or does not answer in time is left out: this neither hangs nor fails.
+        """
+        clients = {} if self._stages is None or not self._ready else self._stages.clients
+        alive = {name: c for name, c in clients.items() if name not in self._router.gone}
+        return await self._questions.measure(alive, timeout_s)
+
+    @property
+    def late_outputs(self) -> int:
+        """Outputs of stages that belonged to nothing any more."""
+        return self._router.late_outputs
+
     async def _ask(self, command: Callable[[int], Command]) -> dict[str, Answer]:
         clients = self._serving().clients
         for name in clients:
@@ -338,7 +375,7 @@ class AsyncOmni:
         self._questions.lost(stage, why)
 
     def _on_event(self, stage: str, event: Event, frames: Frames) -> None:
-        if isinstance(event, Acknowledged | Inspection):
+        if isinstance(event, Acknowledged | Inspection | Measured):
             self._questions.answered(stage, event)
         else:
             self._router.on_event(stage, event, frames)

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 
 from antiphon.errors import AntiphonError, ShutdownError, from_wire
 from antiphon.orchestrator.clients import StageClient
-from antiphon.stage.messages import Acknowledged, Command, Inspection
+from antiphon.stage.messages import Acknowledged, Command, Inspection, Measure, Measured
 
-Answer = Acknowledged | Inspection
+Answer = Acknowledged | Inspection | Measured
 
 
 class Questions:
@@ -19,6 +19,7 @@ class Questions:
     def __init__(self) -> None:
         self._tokens = itertools.count()
         self._open: dict[int, tuple[str, asyncio.Future[Answer]]] = {}  # with the stage
+        self._measuring: dict[str, asyncio.Future[Answer]] = {}  # by stage
 
     async def ask(
         self, clients: Mapping[str, StageClient], command: Callable[[int], Command]
@@ -37,12 +38,45 @@ class Questions:
         answers = await asyncio.gather(*futures.values())
         return dict(zip(futures, answers, strict=True))
 
+    async def measure(
+        self, clients: Mapping[str, StageClient], timeout_s: float
+    ) -> dict[str, Measured]:
+        """The figures of those stages that give them in time. Raises nothing for the others.
+
+        A stage that has not answered yet is not asked again: its answer is for all who wait.
+        """
+        futures = {
+            name: self._measuring.get(name) or self._ask_to_measure(name, client)
+            for name, client in clients.items()
+        }
+        if not futures:
+            return {}
+        done, _ = await asyncio.wait(futures.values(), timeout=timeout_s)
+        found = {name: future for name, future in futures.items() if future in done}
+        answers = {n: f.result() for n, f in found.items() if f.exception() is None}
+        return {name: a for name, a in answers.items() if isinstance(a, Measured)}
+
+    def _ask_to_measure(self, name: str, client: StageClient) -> asyncio.Future[Answer]:
+        token = next(self._tokens)
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._open[token] = (name, future)
+        self._measuring[name] = future
+        future.add_done_callback(lambda _: self._measured(name))
+        client.send(Measure(token))
+        return future
+
+    def _measured(self, name: str) -> None:
+        """Answered, or lost; then nobody may be left to be told of it."""
+        future = self._measuring.pop(name)
+        if not future.cancelled():
+            future.exception()
+
     def answered(self, stage: str, answer: Answer) -> None:
         """A stage's answer; one that nobody waits for is ignored."""
         _, future = self._open.pop(answer.token, (stage, None))
         if future is None or future.done():
             return
-        if answer.error is None:
+        if isinstance(answer, Measured) or answer.error is None:
             future.set_result(answer)
         else:
             error = from_wire(answer.error)

@@ -6,8 +6,10 @@ import time
 
 from antiphon.errors import AntiphonError
 from antiphon.observe.record import EdgeSpan, Observer, Playback, StageSpan, Timeline
+from antiphon.orchestrator.deliveries import Crossing
 from antiphon.orchestrator.flow import Flow
 from antiphon.orchestrator.gathered import Unit
+from antiphon.pipeline.topology import Edge
 
 
 class Observers:
@@ -56,18 +58,19 @@ def _timeline(flow: Flow, outcome: str, cause: str | None, message: str | None) 
     total_s = flow.clock() - start
     return Timeline(
         id=plan.uid,
-        label=plan.request.request_id,
+        label=_valid(plan.request.request_id),
         pipeline=plan.topology.name,
         entry=plan.request.entry,
         started_unix_s=time.time() - total_s,
         total_s=total_s,
         outcome=outcome,
         cause=cause,
-        message=message,
+        message=_valid(message),
         prompt_tokens=usage.prompt_tokens,
         output_tokens=usage.completion_tokens,
         ttft_s=timings.ttft_s,
         ttfa_s=timings.ttfa_s,
+        ttfi_s=timings.ttfi_s,
         playback=playback,
         rtf=timings.rtf,
         text_s=tuple(gathered.text_s),
@@ -85,9 +88,9 @@ def _stage_span(stage: str, unit: Unit, start: float) -> StageSpan:
         stage=stage,
         part=unit.part,
         submitted_s=unit.submitted_s - start,
-        input_s=unit.input_s - start,
-        first_s=None if unit.first_s is None else unit.first_s - start,
-        last_s=None if unit.last_s is None else unit.last_s - start,
+        input_s=_since(start, unit.input_s),
+        first_s=_since(start, unit.first_s),
+        last_s=_since(start, unit.last_s),
         tokens=unit.tokens,
         finish=unit.finish,
     )
@@ -96,16 +99,36 @@ def _stage_span(stage: str, unit: Unit, start: float) -> StageSpan:
 def _edge_spans(flow: Flow, start: float) -> tuple[EdgeSpan, ...]:
     edges = {edge.name: edge for edge in flow.plan.topology.edges}
     return tuple(
-        EdgeSpan(
-            edge=name,
-            producer=edges[name].producer,
-            consumer=edges[name].consumer,
-            part=part,
-            first_s=crossing.first_s - start,
-            last_s=crossing.last_s - start,
-            chunks=crossing.chunks,
-            bytes=crossing.bytes,
-            cache=edges[name].kv is not None,
-        )
+        _edge_span(flow, edges[name], part, crossing, start)
         for (name, part), crossing in flow.crossings.items()
     )
+
+
+def _edge_span(flow: Flow, edge: Edge, part: int, crossing: Crossing, start: float) -> EdgeSpan:
+    producers, consumers = flow.units[edge.producer], flow.units[edge.consumer]
+    outputs = [consumers[p].first_s for p in crossing.consumer_parts]
+    return EdgeSpan(
+        edge=edge.name,
+        producer=edge.producer,
+        consumer=edge.consumer,
+        part=part,
+        first_s=crossing.first_s - start,
+        last_s=crossing.last_s - start,
+        chunks=crossing.chunks,
+        bytes=crossing.bytes,
+        cache=edge.kv is not None,
+        consumer_parts=tuple(crossing.consumer_parts),
+        producer_output_s=_since(start, producers[part].first_s),
+        first_used_s=_since(start, crossing.first_used_s),
+        last_used_s=_since(start, crossing.last_used_s),
+        consumer_output_s=_since(start, min((s for s in outputs if s is not None), default=None)),
+    )
+
+
+def _since(start: float, moment: float | None) -> float | None:
+    return None if moment is None else moment - start
+
+
+def _valid(text: str | None) -> str | None:
+    """As it can be written in UTF-8: a caller's label may hold half of a surrogate pair."""
+    return None if text is None else text.encode(errors="replace").decode()

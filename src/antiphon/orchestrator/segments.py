@@ -174,6 +174,8 @@ class LiveSession:
             return True
         own = output.uid == self._unit
         if own and (why := _end_of_session(stage, output)) is not None:
+            if self._writing is not None:
+                self._writing.flow.note_error(stage, output)
             self.end(why)
             return True
         turn = self._turn(output.uid, output.epoch)

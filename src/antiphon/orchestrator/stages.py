@@ -8,12 +8,15 @@ from collections.abc import Callable, Mapping
 
 from antiphon.connector.runs import RunLock, reclaim_dead_runs
 from antiphon.errors import AntiphonError, StageStartError
-from antiphon.orchestrator.clients import Frames, StageClient
+from antiphon.orchestrator.clients import Frames, OnEvent, OnGone, StageClient
 from antiphon.orchestrator.local import LocalStages
 from antiphon.orchestrator.process import ProcessStage
 from antiphon.orchestrator.tasks import READY, Progress
 from antiphon.stage.messages import Event, Ready, Starting
 from antiphon.stage.spec import StageSpec
+
+MakeClient = Callable[[StageSpec, OnEvent, OnGone], StageClient]
+"""Starts a stage in some way of its own; `Ready` or `Failed` has to follow as an event."""
 
 STOP_TIMEOUT_S = 10.0  # per attempt: asked, then SIGTERM, then SIGKILL
 
@@ -30,6 +33,7 @@ class StageSet:
         on_event: Callable[[str, Event, Frames], None],
         on_gone: Callable[[str, AntiphonError], None],
         on_progress: Progress,
+        make_client: MakeClient | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._specs = specs
@@ -38,6 +42,7 @@ class StageSet:
         self._on_event = on_event
         self._on_gone = on_gone
         self._on_progress = on_progress
+        self._make_client = make_client
         self._clock = clock
         self._ordered = 0.0  # when the start was
         self._lock: RunLock | None = None
@@ -61,7 +66,12 @@ class StageSet:
         def on_gone(stage: str, why: AntiphonError) -> None:
             loop.call_soon_threadsafe(self._lost, stage, why)
 
-        if self._in_process:
+        if self._make_client is not None:
+            make = self._make_client
+            self.clients = {
+                name: make(spec, on_event, on_gone) for name, spec in self._specs.items()
+            }
+        elif self._in_process:
             local = LocalStages(self._specs, on_event, on_gone)
             self.clients = {name: local.client(name) for name in self._specs}
         else:

@@ -30,6 +30,7 @@ class Omni:
         model: str | Path | Mapping[str, str | Path] | None = None,
         entries: Sequence[str] | None = None,
         modalities: Sequence[str] | None = None,
+        inputs: Sequence[str] | None = None,
         in_process: bool | None = None,
         on_progress: Progress | None = None,
     ) -> None:
@@ -39,6 +40,7 @@ class Omni:
             model=model,
             entries=entries,
             modalities=modalities,
+            inputs=inputs,
             in_process=in_process,
             on_progress=on_progress,
         )
@@ -67,6 +69,13 @@ class Omni:
         """Speak `text`; options are `OmniRequest`'s."""
         options.setdefault("modalities", ("audio",))
         return self.generate(OmniRequest(entry="speech", text=text, **options))
+
+    def transcribe(self, audio: AudioSource | Sequence[AudioSource], **options: Any) -> Reply:
+        """Write down what is said in `audio`, as `chat` takes it: the reply's text. Options are
+        `OmniRequest`'s.
+        """
+        clips = as_clips(audio)
+        return self.generate(OmniRequest(entry="transcribe", audio=clips, **options))
 
     def generate(self, request: OmniRequest) -> Reply:
         """The whole reply. Raises the request's one error."""

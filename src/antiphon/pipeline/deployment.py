@@ -230,6 +230,9 @@ class Deployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     vLLM's own settings.
     """
 
+    metrics: bool = False
+    """Keep vLLM's own metrics in each stage; `antiphon serve` does, for /metrics."""
+
     models: dict[str, str] = {}
     """Checkpoint per stage, in place of the topology's: a folder, or a Hugging Face repository.
 

@@ -29,11 +29,7 @@ def _draw_stage(topology: Topology, stage: Stage) -> list[str]:
     edges = topology.edges_from(stage.name)
     bar = "│" if edges else " "
     lines = [f"● {stage.name} ({stage.kind}){_gives(topology, stage)}"]
-    lines += [
-        f"{bar}   entry {entry.name}: {entry.adapter}{_takes(entry)}"
-        for entry in topology.entries
-        if entry.stage == stage.name
-    ]
+    lines += [f"{bar}   {line}" for line in _entries_at(topology, stage)]
     lines += [f"{bar}   model: {stage.model}"]
     if stage.sampling:
         lines += [f"{bar}   sampling: {_options(stage.sampling)}"]
@@ -46,6 +42,16 @@ def _draw_stage(topology: Topology, stage: Stage) -> list[str]:
     return [line.rstrip() for line in lines]
 
 
+def _entries_at(topology: Topology, stage: Stage) -> list[str]:
+    lines = []
+    for entry in topology.entries:
+        if entry.stage == stage.name:
+            lines.append(f"entry {entry.name}: {entry.adapter}{_takes(entry)}")
+        if entry.ear is not None and entry.ear.stage == stage.name:
+            lines.append(f"entry {entry.name}, requests with audio: {entry.ear.adapter}")
+    return lines
+
+
 def _gives(topology: Topology, stage: Stage) -> str:
     if stage.output is None:
         return ""
@@ -54,8 +60,11 @@ def _gives(topology: Topology, stage: Stage) -> str:
 
 
 def _takes(entry: Entry) -> str:
-    """What it takes beside text."""
-    more = [*(kind for kind in entry.inputs if kind != "text"), *entry.params]
+    """What it takes beside text, or in place of it; what its ear takes stands there."""
+    more = [kind for kind in entry.inputs if kind != "text" and entry.ear is None]
+    if "text" not in entry.inputs:
+        return f" (takes {', '.join((*more, *entry.params))})"
+    more += entry.params
     return f" (also {', '.join(more)})" if more else ""
 
 
@@ -67,6 +76,8 @@ def _draw_edge(edge: Edge) -> list[str]:
     how = [str(edge.mode)]
     if edge.split:
         how.append("one request per part")
+    if edge.join:
+        how.append("one request of all parts")
     if edge.kv is not None:
         token = "" if edge.kv.token_id is None else f" {edge.kv.token_id}"
         how.append(f"kv {edge.kv.type}{token}")

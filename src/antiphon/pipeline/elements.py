@@ -44,7 +44,9 @@ class Stage:
     name: str
     kind: StageKind
     model: str
-    output: str | None = None  # modality that leaves the pipeline here: "text", "audio", "image"
+    # Modality that leaves the pipeline here: "text", "audio", "image", or "transcript", the text of
+    # what was heard.
+    output: str | None = None
     engine: Mapping[str, object] = field(default_factory=dict)
     sampling: Mapping[str, object] = field(default_factory=dict)
     atomic_inputs: bool = False  # generation: an input over the token budget is an error
@@ -71,6 +73,9 @@ class Edge:
     (`OmniRequest.n`): companions, which it is made, kept and moved once for.
 
     Without `streams` an edge is always full: its consumer needs everything at once.
+
+    `join` is the inverse of `split`: the producer's requests are the parts of one call, and the one
+    payload of each is a chunk of the one consumer request, in the parts' order.
     """
 
     name: str
@@ -84,6 +89,7 @@ class Edge:
     kv: KvTransfer | None = None
     shared: bool = False
     streams: bool = True
+    join: bool = False
     # What may be outstanding; an operator may say otherwise.
     limits: EdgeLimits = field(default_factory=EdgeLimits)
 
@@ -94,7 +100,19 @@ class Edge:
             return "hands a KV cache on in one payload"
         if self.shared:
             return "is shared by several requests in one payload"
+        if self.join:
+            return "joins parts that bring one payload each"
         return None if self.streams else f"gives {self.consumer} everything at once"
+
+
+@dataclass(frozen=True, slots=True)
+class Ear:
+    """Where an entry's requests with audio start instead: a stage in front of the entry's own, and
+    the maker of their prompts, as `Entry.adapter` is it of the others'.
+    """
+
+    stage: str
+    adapter: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +121,19 @@ class Entry:
 
     `adapter` is "module:Class"; the class is made once with the checkpoint's folder and called with
     an `EntryRequest`; it returns one prompt per part. `inputs` are the modalities that a request
-    may have: audio only where the adapter puts it into its prompts. `params` names what else a
-    request may tell the pipeline's models (`OmniRequest.params`).
+    may have: audio only where the adapter puts it into its prompts, or the entry has an `ear`.
+    `params` names what else a request may tell the pipeline's models (`OmniRequest.params`).
+    `outputs` limits what it gives (None: all from its stage on).
     """
 
     name: str
     stage: str
     adapter: str
-    inputs: tuple[str, ...] = ("text",)  # or "text" and "audio"
+    inputs: tuple[str, ...] = ("text",)  # and "audio", or that alone
     params: tuple[str, ...] = ()
+    outputs: tuple[str, ...] | None = None
+    ear: Ear | None = None
+
+    def start(self, *, heard: bool = False) -> str:
+        """The stage that its requests start at; `heard`: those with audio."""
+        return self.ear.stage if heard and self.ear is not None else self.stage

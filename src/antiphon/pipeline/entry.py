@@ -39,11 +39,14 @@ class Prompt(msgspec.Struct, frozen=True):
     """What a stage is given: token ids, and the clips that belong to them.
 
     A clip stands in `token_ids` as the one token that the model's processor puts it in place of; so
-    there are as many of these as clips, in the clips' order.
+    there are as many of these as clips, in the clips' order. A model with an encoder of its own for
+    sound (Whisper) has one clip and no token for it. `params` are what the stage's adapters are
+    told of this prompt, beside the request's own.
     """
 
     token_ids: list[int]
     audio: tuple[AudioClip, ...] = ()
+    params: Mapping[str, Scalar] = {}
 
 
 AnyPrompt = list[int] | Prompt

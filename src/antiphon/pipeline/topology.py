@@ -10,11 +10,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from antiphon.errors import InvalidRequestError, TopologyError
-from antiphon.pipeline.elements import Edge, EdgeMode, Entry, Stage, StageKind
+from antiphon.pipeline.elements import Ear, Edge, EdgeMode, Entry, Stage, StageKind
 from antiphon.pipeline.suggest import did_you_mean
 from antiphon.pipeline.validity import check_topology
 
-__all__ = ["Edge", "EdgeMode", "Entry", "Stage", "StageKind", "Topology"]
+__all__ = ["Ear", "Edge", "EdgeMode", "Entry", "Stage", "StageKind", "Topology"]
 
 # Of the two usual entries: which the other one is, and what to do where only that one is there.
 _INSTEAD = {
@@ -80,7 +80,7 @@ class Topology:
 
     def hears(self, stage: str) -> bool:
         """Whether an entry brings audio to this stage."""
-        return any(e.stage == stage and "audio" in e.inputs for e in self.entries)
+        return any(e.start(heard=True) == stage and "audio" in e.inputs for e in self.entries)
 
     @property
     def stage_names(self) -> tuple[str, ...]:
@@ -93,33 +93,56 @@ class Topology:
             order += [self.stage(edge.consumer) for edge in self.edges_from(stage.name)]
         return tuple(order)
 
-    def outputs_from(self, entry: str) -> tuple[str, ...]:
-        """The modalities that a request through this entry can give, nearest stage first."""
-        order = self.downstream(self.entry(entry).stage)
+    def outputs_from(self, entry: str, *, heard: bool = False) -> tuple[str, ...]:
+        """The modalities that a request through this entry can give, nearest stage first.
+
+        `heard`: one with audio, which can be asked for what its entry's ear gives as well.
+        """
+        way = self.entry(entry)
+        own = way.outputs or self._outputs(way.stage)
+        if not heard or way.ear is None:
+            return own
+        return (*(m for m in self._outputs(way.ear.stage) if m not in own), *own)
+
+    def _outputs(self, start: str) -> tuple[str, ...]:
+        order = self.downstream(start)
         return tuple(stage.output for stage in order if stage.output is not None)
 
-    def path_from(self, entry: str, modalities: Iterable[str] | None) -> tuple[Stage, ...]:
+    def path_from(
+        self, entry: str, modalities: Iterable[str] | None, *, heard: bool = False
+    ) -> tuple[Stage, ...]:
         """The stages that a request visits, producers first: no further than its outputs need.
 
-        None is all that the entry gives. Raises InvalidRequestError for an unknown entry, for no
-        modality at all, and for a modality that this entry cannot give.
+        `heard`: it has audio. None is all that the entry gives, a transcript of its ear not among
+        it. Raises InvalidRequestError for an unknown entry, for no modality at all, and for a
+        modality that this entry cannot give.
         """
-        possible = self.outputs_from(entry)
-        wanted = possible if modalities is None else tuple(modalities)
+        possible = self.outputs_from(entry, heard=heard)
+        wanted = self.outputs_from(entry) if modalities is None else tuple(modalities)
         if not wanted:
             raise InvalidRequestError(
                 f"no modality asked for; entry {entry} gives {', '.join(possible)}"
             )
         for modality in wanted:
             if modality not in possible:
-                raise InvalidRequestError(
-                    f"entry {entry} of pipeline {self.name} does not give {modality!r}"
-                    f"{did_you_mean(modality, possible)}"
-                )
-        order = self.downstream(self.entry(entry).stage)
+                raise self._not_given(entry, modality, possible)
+        order = self.downstream(self.entry(entry).start(heard=heard))
         needed: set[str] = set()
         for stage in reversed(order):
             feeds = any(edge.consumer in needed for edge in self.edges_from(stage.name))
             if stage.output in wanted or feeds:
                 needed.add(stage.name)
         return tuple(stage for stage in order if stage.name in needed)
+
+    def _not_given(
+        self, entry: str, modality: str, possible: tuple[str, ...]
+    ) -> InvalidRequestError:
+        if modality in self.outputs_from(entry, heard=True):
+            return InvalidRequestError(
+                f"entry {entry} of pipeline {self.name} gives {modality!r} of a request with audio,"
+                " and this one has none; ask for it without, or give audio"
+            )
+        return InvalidRequestError(
+            f"entry {entry} of pipeline {self.name} does not give {modality!r}"
+            f"{did_you_mean(modality, possible)}"
+        )

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 from antiphon.core.options import Scalar
 from antiphon.errors import TopologyError
-from antiphon.pipeline.elements import Edge, EdgeMode, Entry, Stage, StageKind
+from antiphon.pipeline.elements import Edge, EdgeMode, Stage, StageKind
+from antiphon.pipeline.entry_validity import check_entry, check_target, check_way
 from antiphon.pipeline.suggest import did_you_mean
-from antiphon.pipeline.values import is_plain, is_target
+from antiphon.pipeline.values import is_plain
 
 if TYPE_CHECKING:
     from antiphon.pipeline.topology import Topology
 
-INPUTS = ("text", "audio")  # what an entry can take
 _NAME = re.compile(r"[a-z0-9_-]+")
 _PIPELINE = re.compile(r"[a-z0-9_.-]+")  # of a model, which may have a version
 
@@ -32,8 +32,10 @@ def check_topology(topology: Topology) -> None:
     for edge in topology.edges:
         _check_edge(topology, edge)
     for entry in topology.entries:
-        _check_entry(topology, entry)
+        check_entry(topology, entry)
     _check_graph(topology)
+    for entry in topology.entries:
+        check_way(topology, entry)
     if topology.sample_rate <= 0:
         raise TopologyError(
             f"pipeline {topology.name}: sample_rate is {topology.sample_rate}; it has to be"
@@ -64,19 +66,12 @@ def _check_names(topology: Topology) -> None:
                 )
 
 
-def _check_target(owner: str, role: str, target: str) -> None:
-    if not is_target(target):
-        raise TopologyError(
-            f"{role} of {owner} is {target!r}; write it as 'package.module:attribute'"
-        )
-
-
 def _check_stage(stage: Stage) -> None:
-    _check_target(f"stage {stage.name}", "model", stage.model)
+    check_target(f"stage {stage.name}", "model", stage.model)
     roles = {"config": stage.config, "prompt_adapter": stage.prompt_adapter, "facts": stage.facts}
     for role, target in roles.items():
         if target is not None:
-            _check_target(f"stage {stage.name}", role, target)
+            check_target(f"stage {stage.name}", role, target)
     for what, values in (("engine argument", stage.engine), ("sampling", stage.sampling)):
         for key, value in values.items():
             if not is_plain(value):
@@ -108,8 +103,8 @@ def _check_edge(topology: Topology, edge: Edge) -> None:
                 f"{role} of {owner} is {stage!r}, which is no stage of pipeline {topology.name}"
                 f"{did_you_mean(stage, topology.stage_names)}"
             )
-    _check_target(owner, "output_adapter", edge.output_adapter)
-    _check_target(owner, "input_adapter", edge.input_adapter)
+    check_target(owner, "output_adapter", edge.output_adapter)
+    check_target(owner, "input_adapter", edge.input_adapter)
     for key, value in edge.options.items():
         if not isinstance(value, Scalar):
             raise TopologyError(
@@ -124,6 +119,8 @@ def _check_edge(topology: Topology, edge: Edge) -> None:
         _check_kv(topology, edge)
     if edge.shared:
         _check_shared(topology, edge)
+    if edge.join:
+        _check_join(topology, edge)
 
 
 def _check_kv(topology: Topology, edge: Edge) -> None:
@@ -154,6 +151,26 @@ def _check_shared(topology: Topology, edge: Edge) -> None:
         )
 
 
+def _check_join(topology: Topology, edge: Edge) -> None:
+    """How many parts there are has to be known before the first of them is there: an entry says."""
+    _require_one_payload(edge, "joins parts that bring one payload each", "join")
+    for other, field in ((edge.kv, "kv"), (edge.shared or None, "shared")):
+        if other is not None:
+            raise TopologyError(
+                f"edge {edge.name} joins parts and cannot be {field} as well; remove one of them"
+            )
+    if topology.edge_into(edge.producer) is not None:
+        raise TopologyError(
+            f"edge {edge.name} joins the parts of {edge.producer}, which is fed by another stage"
+            " and does not know their number; join where requests enter"
+        )
+    if topology.stage(edge.consumer).kind is not StageKind.AR:
+        raise TopologyError(
+            f"edge {edge.name} joins parts for {edge.consumer}, a generation stage, which makes"
+            " a forward of each; let it end at an ar stage, or remove join"
+        )
+
+
 def _require_one_payload(edge: Edge, why: str, field: str) -> None:
     if edge.split:
         raise TopologyError(
@@ -162,26 +179,6 @@ def _require_one_payload(edge: Edge, why: str, field: str) -> None:
     if edge.mode is not EdgeMode.FULL:
         raise TopologyError(
             f"edge {edge.name} {why}, and has mode {edge.mode}; make it full or remove {field}"
-        )
-
-
-def _check_entry(topology: Topology, entry: Entry) -> None:
-    if entry.stage not in topology.stage_names:
-        raise TopologyError(
-            f"entry {entry.name} starts at {entry.stage!r}, which is no stage of pipeline"
-            f" {topology.name}{did_you_mean(entry.stage, topology.stage_names)}"
-        )
-    _check_target(f"entry {entry.name}", "adapter", entry.adapter)
-    for modality in entry.inputs:
-        if modality not in INPUTS:
-            raise TopologyError(
-                f"entry {entry.name} takes {modality!r}; entries take {' and '.join(INPUTS)}"
-                f"{did_you_mean(modality, INPUTS)}"
-            )
-    if "audio" in entry.inputs and topology.stage(entry.stage).kind is not StageKind.AR:
-        raise TopologyError(
-            f"entry {entry.name} takes audio, but starts at {entry.stage}, a generation stage,"
-            " which hears none; let it start at an ar stage"
         )
 
 
@@ -201,7 +198,10 @@ def _check_graph(topology: Topology) -> None:
     _check_cycles(topology)
     _check_branches(topology)
     reached = {
-        stage.name for entry in topology.entries for stage in topology.downstream(entry.stage)
+        stage.name
+        for entry in topology.entries
+        for start in {entry.stage, entry.start(heard=True)}
+        for stage in topology.downstream(start)
     }
     for stage in topology.stages:
         if stage.name not in reached:

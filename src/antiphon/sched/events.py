@@ -33,6 +33,7 @@ class HandoffStatistics(msgspec.Struct, frozen=True):
     held_blocks: int  # now
     leased: int  # stored and not used up, now
     leases_expired: int
+    store_s: float  # of those that are ready, together: from the criterion to the announcement
 
 
 @dataclass(slots=True)

@@ -32,6 +32,7 @@ class Record:
     salt: str | None = None
     blocks: Blocks = ()
     generation: int = 0  # of its order, once shipped
+    marked_s: float = 0.0  # clock value
     passed_over: bool = False  # parked until it ends
 
     def cut(self, request: Request, new_ids: list[int]) -> bool:

@@ -47,6 +47,7 @@ class _Counts:
     failed: int = 0
     cancelled: int = 0
     late_acks: int = 0
+    store_s: float = 0.0
 
 
 class Handoffs:
@@ -253,6 +254,7 @@ class Handoffs:
             held_blocks=len(self.held_blocks()),
             leased=len(self.leases),
             leases_expired=self.leases.num_expired,
+            store_s=counts.store_s,
         )
 
     # --- parts --------------------------------------------------------------------------------
@@ -268,9 +270,10 @@ class Handoffs:
                     record.blocks = self._holds.take(record.uid, length)
                     record.note(self._scheduler.requests[record.uid])
                     self._marked[record.uid] = record
+                    record.marked_s = self._clock()
                     self._counts.marked += 1
                 case EmitReady() if ref is not None:
-                    self._announce(ref)
+                    self._announce(record, ref)
                 case EmitFailed(reason):
                     endings += self._failed(record, reason)
                 case Free():
@@ -281,12 +284,13 @@ class Handoffs:
             del self._records[record.uid]
         return endings
 
-    def _announce(self, ref: Ref) -> None:
+    def _announce(self, record: Record, ref: Ref) -> None:
         """The cache is stored: its consumer hears of it, and has so long to use it up."""
         self._coordinator.sent([ref], None)
         if ref.key is not None:
             self.leases.begin(ref.key)
         self._counts.ready += 1
+        self._counts.store_s += self._clock() - record.marked_s
 
     def _failed(self, record: Record, reason: str) -> list[Ending]:
         """There is no cache: the request fails, or its consumer computes one itself."""

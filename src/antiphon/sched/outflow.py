@@ -19,7 +19,7 @@ class Outflow:
     def __init__(self, clock: Callable[[], float], edges: Iterable[OutEdge]) -> None:
         self._clock = clock
         edges = tuple(edges)
-        self._budgets = {edge.name: EdgeBudget(edge.limits) for edge in edges}
+        self._budgets = {edge.name: EdgeBudget(edge.limits, clock) for edge in edges}
         self._limiting = {e.name: self._budgets[e.name] for e in edges if e.kv is None}
         self._retry_at: float | None = None  # clock value; None: nothing waits to be stored
 

@@ -8,13 +8,15 @@ request_block_hasher}`.
 from __future__ import annotations
 
 import dataclasses
+import time
+from collections.abc import Iterable
 from typing import Any
 
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.tasks import POOLING_TASKS, PoolingTask
 from vllm.v1.core.sched.interface import PauseState
-from vllm.v1.engine import EngineCoreOutputs
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.engine.core_client import InprocClient
 from vllm.v1.executor.abstract import Executor
 
@@ -22,6 +24,7 @@ from antiphon.core.options import PROMPT_EDGE, WHOLE_WEIGHTS, InEdge, StageOptio
 from antiphon.core.prompt_plan import PromptUpdate
 from antiphon.core.targets import load_target
 from antiphon.errors import DeploymentError, InvalidRequestError, TopologyError
+from antiphon.observe.families import Family
 from antiphon.pipeline.topology import StageKind
 from antiphon.sched.ar import ARMixin
 from antiphon.sched.mixin import StageSchedulerMixin
@@ -31,6 +34,7 @@ from antiphon.stage.requests import Requests, refusals
 from antiphon.stage.spec import StageSpec
 from antiphon.upstream.audio import AudioProcessor, HeardPrompt, hears
 from antiphon.upstream.kv_connector import connector_config
+from antiphon.upstream.statistics import EngineStatistics
 
 
 class StageEngine:
@@ -65,7 +69,9 @@ class StageEngine:
             # an AsyncScheduler then), so that overlapping steps can be tested without a GPU.
             overlap = bool(spec.engine_args.get("async_scheduling"))
             self.config.scheduler_config.async_scheduling = overlap
-        self._client = InprocClient(self.config, Executor.get_class(self.config), log_stats=False)
+        executor = Executor.get_class(self.config)
+        self._client = InprocClient(self.config, executor, log_stats=spec.metrics)
+        self._statistics = EngineStatistics(self.config) if spec.metrics else None
         self._generates = spec.kind is StageKind.AR
         self._core = self._client.engine_core
         # Made here and not with the first clip: what is wrong with it is an error of the start.
@@ -98,7 +104,19 @@ class StageEngine:
 
     def step(self) -> EngineCoreOutputs:
         """One engine step. Whatever the model raises comes out of here."""
-        return self._client.get_output()
+        outputs = self._client.get_output()
+        if self._statistics is not None:
+            self._statistics.record(outputs)
+        return outputs
+
+    def note_endings(self, endings: Iterable[EngineCoreOutput]) -> None:
+        """Requests have ended beside a step."""
+        if self._statistics is not None:
+            self._statistics.record(EngineCoreOutputs(outputs=list(endings)))
+
+    def families(self, sleep_level: int) -> list[Family]:
+        """vLLM's own metrics; none unless the stage keeps them. `sleep_level` 0: it is awake."""
+        return [] if self._statistics is None else self._statistics.families(sleep_level)
 
     def prompt(self, submit: Submit) -> HeardPrompt:
         """The request's prompt as the model sees it. With clips it takes its time: steps wait.
@@ -123,7 +141,10 @@ class StageEngine:
         Raises InvalidRequestError for parameters that upstream refuses.
         """
         with refusals():
-            self._client.add_request(self._requests.make(submit, prompt, in_chunks=in_chunks))
+            request = self._requests.make(submit, prompt, in_chunks=in_chunks)
+            self._client.add_request(request)
+            if self._statistics is not None:
+                self._statistics.added(request)
             if submit.session:
                 self._sessions.open_session(submit.uid, submit.epoch)
 
@@ -138,6 +159,8 @@ class StageEngine:
                     raise ValueError("a segment cannot have structured output of its own")
         prompt = PromptUpdate(update.kind, tuple(update.token_ids), update.keep)
         self._sessions.update_session(update.uid, SessionUpdate(update.epoch, prompt, params))
+        if self._statistics is not None:
+            self._statistics.goes_on(update.uid, time.time())
 
     def interrupt(self, uid: str) -> bool:
         """End a session's running segment; whether there was one."""
@@ -152,6 +175,8 @@ class StageEngine:
 
     def abort(self, uids: list[str]) -> None:
         self._client.abort_requests(uids)
+        if self._statistics is not None:
+            self._statistics.forget(uids)
 
     def pause(self, paused: bool) -> None:
         """Have steps schedule nothing; orders and ends still reach the worker."""

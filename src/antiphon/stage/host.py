@@ -27,6 +27,8 @@ from antiphon.stage.messages import (
     Inspection,
     Interrupt,
     Interrupted,
+    Measure,
+    Measured,
     Output,
     Ready,
     Sleep,
@@ -101,6 +103,8 @@ class StageHost:
             case Inspect():
                 self._questions.append(command)
                 self._answer()
+            case Measure():
+                self._send(self._measure(command), [])
             case Stop():
                 self.stop()
 
@@ -119,6 +123,7 @@ class StageHost:
             self.scheduler.fail_requests(concerned, failure)
             self._engine.forget_audio()
             outputs = self.scheduler.take_endings()
+            self._engine.note_endings(outputs)
         self._steps += 1
         self._report(outputs)
         if self._aborts:
@@ -247,6 +252,17 @@ class StageHost:
             edges=self.scheduler.coordinator.outflow.statistics(),
             gate=self.scheduler.coordinator.gate.statistics(),
             handoffs=self.scheduler.handoffs.statistics(),
+        )
+
+    def _measure(self, command: Measure) -> Measured:
+        coordinator = self.scheduler.coordinator
+        return Measured(
+            token=command.token,
+            steps=self._steps,
+            gate=coordinator.gate.statistics(),
+            edges=coordinator.outflow.statistics(),
+            handoffs=self.scheduler.handoffs.statistics(),
+            engine=self._engine.families(self._slumber.level),
         )
 
 

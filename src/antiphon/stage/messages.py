@@ -14,6 +14,7 @@ from antiphon.core.budget import BudgetStatistics
 from antiphon.core.gate import GateStatistics
 from antiphon.core.prompt_plan import UpdateKind
 from antiphon.errors import ErrorInfo
+from antiphon.observe.families import Family
 from antiphon.payload.ref import Ref
 from antiphon.pipeline.audio import AudioClip
 from antiphon.sched.events import HandoffStatistics
@@ -110,12 +111,29 @@ class Inspect(msgspec.Struct, tag=True, frozen=True):
     token: int
 
 
+class Measure(msgspec.Struct, tag=True, frozen=True):
+    """Report figures; nothing is checked. Answered by `Measured` between two steps."""
+
+    token: int
+
+
 class Stop(msgspec.Struct, tag=True, frozen=True):
     """Shut the engine down and end."""
 
 
 Command = (
-    Submit | Deliver | Used | Update | Interrupt | Discard | Abort | Sleep | Wake | Inspect | Stop
+    Submit
+    | Deliver
+    | Used
+    | Update
+    | Interrupt
+    | Discard
+    | Abort
+    | Sleep
+    | Wake
+    | Inspect
+    | Measure
+    | Stop
 )
 
 
@@ -211,6 +229,17 @@ class Inspection(msgspec.Struct, tag=True, frozen=True):
     handoffs: HandoffStatistics | None = None  # of a stage whose KV caches another one takes
 
 
+class Measured(msgspec.Struct, tag=True, frozen=True):
+    """Answer to `Measure`: what is now, and counters since the stage started."""
+
+    token: int
+    steps: int
+    gate: GateStatistics
+    edges: dict[str, BudgetStatistics] = {}  # outgoing
+    handoffs: HandoffStatistics | None = None  # of a stage whose KV caches another one takes
+    engine: list[Family] = []  # vLLM's own; of a stage that keeps them
+
+
 class Failed(msgspec.Struct, tag=True, frozen=True):
     """The stage could not start or cannot go on; it ends after this message."""
 
@@ -222,5 +251,14 @@ class Stopped(msgspec.Struct, tag=True, frozen=True):
 
 
 Event = (
-    Starting | Ready | Step | Interrupted | Aborted | Acknowledged | Inspection | Failed | Stopped
+    Starting
+    | Ready
+    | Step
+    | Interrupted
+    | Aborted
+    | Acknowledged
+    | Inspection
+    | Measured
+    | Failed
+    | Stopped
 )

@@ -21,6 +21,7 @@ from antiphon.pipeline.deployed import deployed, edge_limits, kv_settings
 from antiphon.pipeline.deployment import Deployment, StageDeployment
 from antiphon.pipeline.topology import Edge, EdgeMode, Stage, StageKind, Topology
 from antiphon.pipeline.values import parse_bytes
+from antiphon.pipeline.wanted import stages_wanted
 from antiphon.stage.spec import StageSpec
 
 logger = logging.getLogger(__name__)
@@ -55,24 +56,6 @@ HEARING = {
 }
 
 
-def stages_wanted(
-    topology: Topology,
-    entries: Iterable[str] | None = None,
-    modalities: Iterable[str] | None = None,
-) -> tuple[Stage, ...]:
-    """The stages that these entries and modalities need, in the topology's order.
-
-    None is all of them. Raises InvalidRequestError for an unknown entry or modality.
-    """
-    wanted = None if modalities is None else tuple(modalities)
-    names: set[str] = set()
-    for entry in [e.name for e in topology.entries] if entries is None else entries:
-        possible = topology.outputs_from(entry)
-        path = topology.path_from(entry, possible if wanted is None else wanted)
-        names |= {stage.name for stage in path}
-    return tuple(stage for stage in topology.stages if stage.name in names)
-
-
 def resolve_stages(
     topology: Topology,
     deployment: Deployment,
@@ -80,6 +63,7 @@ def resolve_stages(
     run: str,
     entries: Iterable[str] | None = None,
     modalities: Iterable[str] | None = None,
+    inputs: Iterable[str] | None = None,
     on_progress: Progress | None = None,
 ) -> dict[str, StageSpec]:
     """Everything that each wanted stage needs to start, by name; gets the models if need be.
@@ -90,7 +74,7 @@ def resolve_stages(
     return a folder.
     """
     topology = deployed(topology, deployment)
-    stages = stages_wanted(topology, entries, modalities)
+    stages = stages_wanted(topology, entries, modalities, inputs)
     names = {stage.name for stage in stages}
     connector = ConnectorSpec(deployment.connector, run, parse_bytes(deployment.connector_bytes))
     loaders = loading_stages(topology, stages, in_process=deployment.in_process)
@@ -117,6 +101,7 @@ def resolve_stages(
             atomic_inputs=stage.atomic_inputs,
             recomputes=stage.recomputes,
             active_streams=_filled(settings.active_streams),
+            metrics=deployment.metrics,
             threads=_filled(settings.threads),
             log_level=_filled(deployment.log_level),
             environment=stage_environment(settings, _filled(deployment.log_level)),
@@ -144,8 +129,10 @@ def loading_stages(
 
 
 def _in_edge(edge: Edge) -> InEdge:
-    """With `split` the consumer gets each chunk as the whole payload of a request of its own."""
-    stream = edge.mode is EdgeMode.STREAM and not edge.split
+    """With `split` the consumer gets each chunk as the whole payload of a request of its own; with
+    `join` the payloads of several requests are the chunks of its one.
+    """
+    stream = edge.join or (edge.mode is EdgeMode.STREAM and not edge.split)
     return InEdge(edge.name, edge.input_adapter, dict(edge.options), stream, kv=edge.kv is not None)
 
 

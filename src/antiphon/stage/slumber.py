@@ -48,6 +48,11 @@ class Slumber:
         """False while the stage sleeps or is about to."""
         return not self._asleep and self._bedtime is None
 
+    @property
+    def level(self) -> int:
+        """How deep the stage sleeps: 1 with a copy of the weights, 2 without; 0 if it does not."""
+        return self._level if self._asleep else 0
+
     def hold(self, command: Held) -> None:
         """Keep a command until the stage is awake."""
         self._held.append(command)

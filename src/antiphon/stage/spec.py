@@ -31,6 +31,7 @@ class StageSpec(msgspec.Struct, frozen=True):
     hf_config: str | None = None  # "module:function" from the checkpoint's config to the stage's
     prompt_adapter: str | None = None  # "module:Class" that makes prompts of token ids from outside
     active_streams: int = 0  # generation: streams that are served at a time; 0: as many as fit
+    metrics: bool = False  # vLLM's own metrics are kept, for `Measure`
     check_every_step: bool = False  # debugging: check every store's integrity after each step
     threads: int = 1
     log_level: str = "error"  # above it, what the stage's process logs goes on to stderr

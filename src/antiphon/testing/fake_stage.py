@@ -12,6 +12,7 @@ is not stored, a chunk of another epoch or behind the end, a chunk that is retur
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -20,6 +21,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from antiphon.core.gate import Gate
 from antiphon.core.prompt_plan import UpdateKind
 from antiphon.errors import AntiphonError, ErrorInfo, InvalidRequestError, StageDiedError
 from antiphon.orchestrator.clients import OnEvent, OnGone, StageClient
@@ -36,6 +38,8 @@ from antiphon.stage.messages import (
     Inspection,
     Interrupt,
     Interrupted,
+    Measure,
+    Measured,
     Output,
     Sleep,
     Step,
@@ -127,6 +131,8 @@ class FakeStage(StageClient):
                 self._soon(self.emit, Acknowledged(command.token))
             case Inspect():
                 self._soon(self.emit, self._inspection(command.token))
+            case Measure():
+                self._soon(self.emit, Measured(command.token, 0, Gate(time.monotonic).statistics()))
             case Stop():
                 self.stop(0)
         self.on_command(command)

@@ -19,24 +19,29 @@ from antiphon.models.voice import phonemes
 from antiphon.models.voice.text import SentenceStream, has_words, normalise
 from antiphon.models.voice.vocabulary import FIRST_CODE, NUM_CODES, SPACE
 from antiphon.payload.adapters import Input, OutputNeeds, StageContext, StepRows
-from antiphon.payload.types import Payload, Scalar, per_request
+from antiphon.payload.types import Field, Payload, Scalar, per_request
 from antiphon.pipeline.detokenize import Detokenizer, load_tokenizer
 
 TEXT = "text"
 
 
-def text_payload(text: str) -> Payload:
-    """A payload of one text: its UTF-8 bytes, uint8 [n]."""
-    return Payload({TEXT: per_request(torch.tensor(list(text.encode()), dtype=torch.uint8))})
+def text_field(text: str) -> Field:
+    """A text as a payload's field: its UTF-8 bytes, uint8 [n]."""
+    return per_request(torch.tensor(list(text.encode()), dtype=torch.uint8))
 
 
-def payload_text(payload: Payload) -> str:
-    """The text of such a payload. Raises AdapterError if it is none."""
-    tensor = _field(payload, TEXT, torch.uint8)
+def field_text(payload: Payload, name: str = TEXT) -> str:
+    """The text of such a field. Raises AdapterError if it is none."""
+    tensor = _field(payload, name, torch.uint8)
     try:
         return bytes(tensor.tolist()).decode()
     except UnicodeDecodeError as error:
-        raise AdapterError(f"the field {TEXT!r} does not hold UTF-8") from error
+        raise AdapterError(f"the field {name!r} does not hold UTF-8") from error
+
+
+def text_payload(text: str) -> Payload:
+    """A payload of one text."""
+    return Payload({TEXT: text_field(text)})
 
 
 class SpeakOutput:
@@ -80,7 +85,7 @@ class SpeakInput:
     def on_payload(self, payload: Payload, *, last: bool) -> Input:
         """The talker's prompt. A text without a sound is a short pause."""
         # normalised again: a payload may come from anywhere, and endless numbers are not read
-        ids = phonemes.phoneme_ids(normalise(payload_text(payload)))
+        ids = phonemes.phoneme_ids(normalise(field_text(payload)))
         if not phonemes.speakable(ids):
             ids = []
         words = ids.count(SPACE) + 1
@@ -137,6 +142,8 @@ class CodesInput:
 
     def on_payload(self, payload: Payload, *, last: bool) -> Input:
         codes = _field(payload, CODES, torch.int32)
+        if not codes.numel():
+            raise AdapterError(f"the field {CODES!r} holds no codes")
         if int(codes.min()) < 0 or int(codes.max()) >= NUM_CODES:
             raise AdapterError(f"codes must lie between 0 and {NUM_CODES - 1}")
         return window_prompt(payload, codes.tolist())
@@ -150,14 +157,12 @@ def _spoken(parts: Sequence[str]) -> list[Payload]:
 
 
 def _field(payload: Payload, name: str, dtype: torch.dtype) -> torch.Tensor:
-    """The named field, a vector of this dtype with at least one element. Raises AdapterError if it
-    is not.
-    """
+    """The named field, a vector of this dtype. Raises AdapterError if it is not."""
     field = payload.fields.get(name)
     if field is None:
         raise AdapterError(f"the payload has no field {name!r}")
     tensor = field.tensor
-    if tensor.dtype != dtype or tensor.dim() != 1 or tensor.numel() == 0:
+    if tensor.dtype != dtype or tensor.dim() != 1:
         raise AdapterError(
             f"the field {name!r} must be a vector of {dtype}, not {tensor.dtype}"
             f" {tuple(tensor.shape)}"

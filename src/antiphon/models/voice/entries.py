@@ -1,18 +1,24 @@
-"""The two ways into the `voice` pipeline: a conversation enters at the thinker, a text to be
-spoken at the talker.
+"""The ways into the `voice` pipeline: a conversation enters at the thinker, one with sounds at
+hearing, as do sounds that are only to be written down; a text to be spoken enters at the talker.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
-from antiphon.errors import EmptyInputError, InputTooLongError
-from antiphon.models.chat import ChatFormat, Turn
+from antiphon.core.options import Scalar
+from antiphon.errors import EmptyInputError, InputTooLongError, ModelUnavailableError
+from antiphon.models.chat import ChatFormat
+from antiphon.models.json_files import read_object
 from antiphon.models.voice import phonemes
-from antiphon.models.voice.limits import MAX_SPEECH_PARTS, THINKER_CONTEXT, THINKER_REPLY
+from antiphon.models.voice.dialogue import Conversation, HeardMessage, thinker_prompt, turn_of
+from antiphon.models.voice.limits import MAX_SPEECH_PARTS
+from antiphon.models.voice.listening import windows
 from antiphon.models.voice.text import split_sentences
-from antiphon.pipeline.entry import EntryRequest, Message
+from antiphon.pipeline.entry import EntryRequest, Message, Prompt
+
+CONVERSATION = "conversation"
+"""The parameter of a prompt of hearing that holds the messages around what is heard."""
 
 
 class ChatEntry:
@@ -27,30 +33,64 @@ class ChatEntry:
 
     def prompts(self, request: EntryRequest) -> list[list[int]]:
         messages = request.messages or (Message("user", request.text),)
-        ids = self._format.prompt([_turn(message) for message in _answerable(messages)])
-        limit = THINKER_CONTEXT - THINKER_REPLY
-        if len(ids) > limit:
-            raise InputTooLongError(
-                f"The conversation takes {len(ids)} tokens; at most {limit} leave room for an"
-                " answer: shorten it."
-            )
-        return [ids]
+        return [thinker_prompt(self._format, messages)]
 
     def continuation(self, text: str) -> list[int]:
         """See `ChatFormat.continuation`."""
-        (message,) = _answerable((Message("user", text),))
-        return self._format.continuation(_turn(message))
+        if not text.strip():
+            raise EmptyInputError("There is no text to answer: give one.")
+        return self._format.continuation(turn_of(Message("user", text)))
 
 
-def _turn(message: Message) -> Turn:
-    """Without surrounding space, which the template's maker strips."""
-    return {"role": message.role, "content": message.content.strip()}
+class HeardChatEntry:
+    """A conversation with sounds as prompts of hearing, one for each window of 30 s.
+
+    The messages go along with the first; the thinker's end of the edge puts both together.
+    """
+
+    def __init__(self, checkpoint: Path) -> None:
+        self._start = start_token(checkpoint)
+
+    def prompts(self, request: EntryRequest) -> list[Prompt]:
+        messages = request.messages or (Message("user", request.text, request.audio),)
+        heard = [[w for clip in message.audio for w in windows(clip)] for message in messages]
+        conversation = Conversation(
+            tuple(
+                HeardMessage(message.role, message.content, len(own))
+                for message, own in zip(messages, heard, strict=True)
+            )
+        )
+        params: dict[str, Scalar] = {CONVERSATION: conversation.to_json()}
+        prompts = []
+        for window in (window for own in heard for window in own):
+            prompts.append(Prompt([self._start], (window,), {} if prompts else params))
+        return prompts
 
 
-def _answerable(messages: Sequence[Message]) -> Sequence[Message]:
-    if not messages[-1].content.strip():
-        raise EmptyInputError("There is no text to answer: give one.")
-    return messages
+class TranscribeEntry:
+    """Sounds as prompts of hearing, one for each window of 30 s."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        self._start = start_token(checkpoint)
+
+    def prompts(self, request: EntryRequest) -> list[Prompt]:
+        turns = request.messages or (Message("user", "", request.audio),)
+        clips = [clip for message in turns for clip in message.audio]
+        return [Prompt([self._start], (w,)) for clip in clips for w in windows(clip)]
+
+
+def start_token(checkpoint: Path) -> int:
+    """The token that a Whisper's transcripts begin with.
+
+    Raises ModelUnavailableError if the checkpoint names none.
+    """
+    file = checkpoint / "generation_config.json"
+    token = read_object(file).get("decoder_start_token_id")
+    if not isinstance(token, int):
+        raise ModelUnavailableError(
+            f"{file} has no decoder_start_token_id; give a checkpoint of Whisper"
+        )
+    return token
 
 
 class SpeechEntry:

@@ -13,5 +13,12 @@ CONTEXT_CODES = 16
 """Codes on either side that the sound of a code depends on: with as many (or all there are) the
 chunks together equal the utterance decoded at once. 0.4 s."""
 
+HEARING_CONTEXT = 448
+"""What Whisper's decoder takes."""
+HEARING_REPLY = 224
+"""Tokens of what is said in a window: half of that, as OpenAI's own implementation has it."""
+WINDOW_S = 30.0
+"""Seconds of sound that Whisper's encoder takes at a time."""
+
 MAX_SPEECH_PARTS = 256
 """Sentences of one call; each is a request of its own."""

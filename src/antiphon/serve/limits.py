@@ -1,0 +1,154 @@
+"""What stands before every handler: who may call, how much, and how long.
+
+Pure ASGI, so that streamed answers pass without being wrapped. One middleware per concern.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from antiphon.serve.errors import ApiError
+from antiphon.serve.service import Service
+
+OPEN_PATHS = frozenset({"/", "/health", "/version"})
+"""May be asked for without a key, and whatever the load: the page, and what supervisors ask."""
+_UNCOUNTED = OPEN_PATHS | {"/metrics"}
+# A browser cannot set headers of a WebSocket: OpenAI's clients put the key into the protocols.
+_KEY_PROTOCOL = "openai-insecure-api-key."
+_CLOSE_POLICY = 1008  # RFC 6455, policy violation
+
+
+class Limits:
+    """The gate of the server: origin, key, number of calls, size and time of bodies, slow readers."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app = app
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        began = False
+
+        async def answer(message: Message) -> None:
+            nonlocal began
+            began = True
+            await self._send(send, message)
+
+        try:
+            self._check_origin(scope)
+            self._check_key(scope)
+            if scope["path"] in _UNCOUNTED:
+                await self._app(scope, receive, answer)
+                return
+            async with self._service.call():
+                inner = self._bounded(scope, receive) if scope["type"] == "http" else receive
+                await self._app(scope, inner, answer)
+        except ApiError as error:
+            if began:
+                raise  # the answer is under way: nothing can be said any more
+            await _refuse(scope, receive, send, error)
+        except (ClientDisconnect, TimeoutError):
+            if not began:
+                raise
+            # The caller has gone, or takes nothing any more: the server closes the connection.
+
+    def _check_origin(self, scope: Scope) -> None:
+        """A page of another site must not use a server that its reader's machine can reach."""
+        headers = Headers(scope=scope)
+        origin = headers.get("origin")
+        allowed = self._service.settings.allow_origins
+        if origin is None or "*" in allowed or origin in allowed:
+            return
+        if urlsplit(origin).netloc != headers.get("host"):
+            raise ApiError(
+                403,
+                f"pages of {origin} may not call this server; start it with --allow-origin",
+                code="origin_not_allowed",
+            )
+
+    def _check_key(self, scope: Scope) -> None:
+        key = self._service.settings.api_key
+        if key is None or scope["path"] in OPEN_PATHS or scope.get("method") == "OPTIONS":
+            return
+        if not any(hmac.compare_digest(given, key.encode()) for given in _keys(scope)):
+            raise ApiError(
+                401,
+                "the API key is wrong or missing; give it as Authorization: Bearer KEY",
+                code="invalid_api_key",
+            )
+
+    async def _send(self, send: Send, message: Message) -> None:
+        """Raises TimeoutError for a caller that takes nothing for too long."""
+        async with asyncio.timeout(self._service.settings.write_timeout_s):
+            await send(message)
+
+    def _bounded(self, scope: Scope, receive: Receive) -> Receive:
+        """`receive` that raises ApiError for a body that is too large or too slow."""
+        settings = self._service.settings
+        limit, headers = settings.max_body_bytes, Headers(scope=scope)
+        announced = headers.get("content-length", "")
+        if announced.isascii() and announced.isdigit() and int(announced) > limit:
+            raise _too_large(limit)
+        due = asyncio.get_running_loop().time() + settings.body_timeout_s
+        received, whole = 0, False
+
+        async def bounded() -> Message:
+            nonlocal received, whole
+            if whole:
+                return await receive()  # waits for the caller to go away
+            try:
+                async with asyncio.timeout_at(due):
+                    message = await receive()
+            except TimeoutError:
+                raise ApiError(408, "the body came too slowly", code="body_timeout") from None
+            received += len(message.get("body", b""))
+            if received > limit:
+                raise _too_large(limit)
+            whole = not message.get("more_body", False)
+            return message
+
+        return bounded
+
+
+def _keys(scope: Scope) -> list[bytes]:
+    """What the caller gives as its key."""
+    headers = Headers(scope=scope)
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    found = [key.strip()] if scheme.lower() == "bearer" else []
+    if scope["type"] == "websocket":
+        found += [
+            protocol.removeprefix(_KEY_PROTOCOL)
+            for protocol in scope.get("subprotocols", ())
+            if protocol.startswith(_KEY_PROTOCOL)
+        ]
+    return [key.encode() for key in found]
+
+
+def _too_large(limit: int) -> ApiError:
+    return ApiError(413, f"the body is larger than {limit} bytes", code="body_too_large")
+
+
+async def _refuse(scope: Scope, receive: Receive, send: Send, error: ApiError) -> None:
+    if scope["type"] == "http":
+        await error.response()(scope, receive, send)
+        return
+    if "websocket.http.response" in scope.get("extensions", {}):
+        response = error.response()
+        await send(
+            {
+                "type": "websocket.http.response.start",
+                "status": response.status_code,
+                "headers": response.raw_headers,
+            }
+        )
+        await send({"type": "websocket.http.response.body", "body": bytes(response.body)})
+        return
+    await send({"type": "websocket.close", "code": _CLOSE_POLICY, "reason": error.detail})

@@ -1,0 +1,146 @@
+"""The one pipeline that a server has, and whether it serves."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import secrets
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from antiphon.errors import AntiphonError
+from antiphon.observe.timelines import Timelines
+from antiphon.orchestrator.omni import AsyncOmni
+from antiphon.serve.errors import RETRY_AFTER_S, ApiError
+from antiphon.serve.settings import ServeSettings
+
+
+class ServerPhase(enum.StrEnum):
+    """It only ever goes on to a later one."""
+
+    STARTING = "starting"
+    SERVING = "serving"
+    DRAINING = "draining"
+    STOPPED = "stopped"
+
+
+class Service:
+    """What handlers need. Belongs to the event loop that the server runs on."""
+
+    def __init__(self, omni: AsyncOmni, settings: ServeSettings) -> None:
+        self.omni = omni
+        self.settings = settings
+        self.phase = ServerPhase.STARTING
+        self.started_unix_s = int(time.time())
+        self.timelines = Timelines()
+        self.draining = asyncio.Event()  # for calls that would never end by themselves
+        self._open = 0  # calls that are being answered
+        self._idle = asyncio.Event()
+        self._idle.set()
+        omni.observe(self.timelines)
+
+    # --- life ---------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Start the pipeline. Raises what keeps it from starting."""
+        await self.omni.start()
+        if self.phase is ServerPhase.STARTING:
+            self.phase = ServerPhase.SERVING
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Take no new calls and wait for those that are open; whether all have ended."""
+        self.phase = ServerPhase.DRAINING
+        self.draining.set()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def close(self) -> None:
+        """Fail what is left, stop every stage."""
+        self.phase = ServerPhase.STOPPED
+        self.draining.set()
+        await self.omni.close()
+
+    # --- calls --------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def call(self) -> AsyncIterator[None]:
+        """Around the answering of one call, so that draining waits for its end.
+
+        Raises ApiError if there are as many as may be.
+        """
+        if self._open >= self.settings.max_connections:
+            raise ApiError(
+                503,
+                f"{self._open} calls are open, which is as many as may be; try again later",
+                code="too_many_connections",
+                retry_after_s=1,
+            )
+        self._open += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._open -= 1
+            if not self._open:
+                self._idle.set()
+
+    @property
+    def open_calls(self) -> int:
+        return self._open
+
+    def require_serving(self) -> None:
+        """Raise ApiError 503 unless requests are taken."""
+        if self.phase is not ServerPhase.SERVING:
+            raise ApiError(
+                503,
+                f"the server is {self.phase}; try again later",
+                code=f"server_{self.phase}",
+                retry_after_s=RETRY_AFTER_S,
+            )
+
+    # --- the model ----------------------------------------------------------------------------
+
+    @property
+    def model(self) -> str:
+        """What callers call the pipeline."""
+        return self.settings.served_model_name or self.omni.topology.name
+
+    def check_model(self, name: str) -> None:
+        """Raise ApiError 404 for a model that is not served."""
+        if name != self.model:
+            raise ApiError(
+                404,
+                f"the model {name!r} is not served here; this server has {self.model!r}",
+                code="model_not_found",
+                param="model",
+            )
+
+    def health(self) -> tuple[bool, dict[str, object]]:
+        """Whether everything serves, and the state of each stage and replica."""
+        stages = {}
+        whole = self.phase is ServerPhase.SERVING
+        for name, state in self.omni.stage_states.items():
+            replica: dict[str, object] = {"id": 0, "state": state.state}
+            if state.why is not None:
+                replica["reason"] = state.why
+            stages[name] = {"state": state.state, "replicas": [replica]}
+            whole &= state.state == "ready"
+        status = "ok" if whole else "degraded"
+        if self.phase is not ServerPhase.SERVING:
+            status = str(self.phase)
+        return whole, {"status": status, "model": self.model, "stages": stages}
+
+
+def new_id(prefix: str) -> str:
+    """An id for an answer; nothing of the caller's is in it."""
+    return f"{prefix}-{secrets.token_hex(12)}"
+
+
+def message_of(error: AntiphonError) -> str:
+    """One line."""
+    return " ".join(str(error).split())
