@@ -34,6 +34,7 @@ lint: setup  ## ruff, mypy --strict, import layering
 docs: setup  ## write the generated parts of docs/ again
 	@$(BIN)/python -m antiphon.upstream.docs docs/upstream-symbols.md
 	@$(BIN)/python -m antiphon.pipeline.docs docs/deployment.md
+	@$(BIN)/python -m antiphon.observe.docs docs/metrics.md
 
 clean:  ## remove caches and build output
 	@find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -15,13 +15,14 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from antiphon.core import budget as budget_module
 from antiphon.core.budget import BudgetStatistics, EdgeBudget, EdgeLimits
+from antiphon.testing.clock import ManualClock
 
 SMALL = EdgeLimits(request_chunks=3, request_bytes=100, total_chunks=6, total_bytes=200)
 
 
 @pytest.fixture
 def budget() -> EdgeBudget:
-    return EdgeBudget(SMALL)
+    return EdgeBudget(SMALL, ManualClock())
 
 
 def send(budget: EdgeBudget, uid: str, count: int, nbytes: int = 1) -> list[str]:
@@ -284,7 +285,31 @@ def test_statistics(budget: EdgeBudget) -> None:
         dropped=2,
         blocked=1,
         blockings=1,
+        blocked_s=0.0,
+        capacity_chunks=6,
+        capacity_bytes=200,
     )
+
+
+def test_waits_are_timed_while_they_last_and_when_they_are_over() -> None:
+    clock = ManualClock(1000.0)
+    budget = EdgeBudget(SMALL, clock)
+    keys = send(budget, "a", 3)
+    send(budget, "b", 3)
+    clock.advance(5.0)  # nobody has asked yet
+    assert budget.blocked("a")
+    clock.advance(1.0)
+    assert budget.blocked("a")  # it waits already
+    assert budget.blocked("b")
+    clock.advance(2.0)
+    assert budget.statistics().blocked_s == pytest.approx(3.0 + 2.0)
+    budget.returned(keys)
+    assert budget.take_released() == ["a"]
+    clock.advance(4.0)
+    assert budget.statistics().blocked_s == pytest.approx(3.0 + 6.0)
+    budget.drop("b")
+    clock.advance(8.0)
+    assert budget.statistics().blocked_s == pytest.approx(9.0)
 
 
 @pytest.mark.parametrize("name", EdgeLimits.__struct_fields__)
@@ -320,7 +345,7 @@ def test_the_cost_of_a_call_does_not_grow_with_who_waits(own: bool) -> None:
 
     def cost(waiting: int) -> int:
         totals = 4 * waiting if own else waiting
-        budget = EdgeBudget(EdgeLimits(request_chunks=2, total_chunks=totals))
+        budget = EdgeBudget(EdgeLimits(request_chunks=2, total_chunks=totals), ManualClock())
         for number in range(waiting):
             send(budget, f"w{number}", 2 if own else 1)
         for number in range(waiting):
@@ -348,7 +373,7 @@ def deliver_one_stream_at_a_time(
 
     The totals hold one chunk. Gives how many chunks of each were used when nothing moves any more.
     """
-    budget = EdgeBudget(EdgeLimits(request_chunks=4, total_chunks=1))
+    budget = EdgeBudget(EdgeLimits(request_chunks=4, total_chunks=1), ManualClock())
     left = dict.fromkeys("abc", chunks)
     used = dict.fromkeys("abc", 0)
     sent: dict[str, deque[str]] = {uid: deque() for uid in "abc"}
@@ -388,7 +413,7 @@ def test_totals_that_stop_everybody_would_be_a_deadlock() -> None:
 def test_if_every_chunk_is_returned_in_whatever_order_nobody_stays_blocked(
     data: st.DataObject,
 ) -> None:
-    budget = EdgeBudget(SMALL)
+    budget = EdgeBudget(SMALL, ManualClock())
     left = {f"r{n}": count for n, count in enumerate(data.draw(st.lists(st.integers(1, 8))))}
     running = deque(left)
     parked: set[str] = set()
@@ -450,7 +475,7 @@ UIDS = st.sampled_from([f"r{number}" for number in range(5)])
 class BudgetMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.budget = EdgeBudget(SMALL)
+        self.budget = EdgeBudget(SMALL, ManualClock())
         self.model = Model()
         self.serial = 0
 

@@ -12,6 +12,7 @@ import pytest
 
 import antiphon
 from antiphon.env import VARIABLES
+from antiphon.observe import docs as metrics
 from antiphon.pipeline import docs as keys
 from antiphon.upstream import docs as symbols
 from source import ROOT
@@ -21,7 +22,11 @@ DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 
 @pytest.mark.parametrize(
     ("page", "render"),
-    [("upstream-symbols.md", symbols.render), ("deployment.md", keys.render)],
+    [
+        ("upstream-symbols.md", symbols.render),
+        ("deployment.md", keys.render),
+        ("metrics.md", metrics.render),
+    ],
 )
 def test_generated_pages_are_up_to_date(page: str, render: Callable[[], str]) -> None:
     written = (ROOT / "docs" / page).read_text(encoding="utf-8")

@@ -14,6 +14,7 @@ from antiphon.core.budget import EdgeBudget, EdgeLimits
 from antiphon.core.gate import Gate
 from antiphon.core.prompt_plan import UpdateKind
 from antiphon.errors import ErrorInfo
+from antiphon.observe.families import Family, Sample
 from antiphon.payload.ref import FieldSpec, Layout, Ref
 from antiphon.pipeline.audio import AudioClip
 from antiphon.stage.messages import (
@@ -29,6 +30,8 @@ from antiphon.stage.messages import (
     Inspection,
     Interrupt,
     Interrupted,
+    Measure,
+    Measured,
     Output,
     Ready,
     Sleep,
@@ -60,6 +63,7 @@ COMMANDS: list[Command] = [
     Wake(None, 9),
     Wake(["weights"], 9),
     Inspect(10),
+    Measure(11),
     Stop(),
 ]
 EVENTS: list[Event] = [
@@ -74,8 +78,16 @@ EVENTS: list[Event] = [
     Inspection(
         1,
         *range(2, 9),
-        edges={"codes": EdgeBudget(EdgeLimits()).statistics()},
+        edges={"codes": EdgeBudget(EdgeLimits(), ManualClock()).statistics()},
         gate=Gate(ManualClock()).statistics(),
+    ),
+    Measured(1, 2, Gate(ManualClock()).statistics()),
+    Measured(
+        1,
+        2,
+        Gate(ManualClock()).statistics(),
+        edges={"codes": EdgeBudget(EdgeLimits(), ManualClock()).statistics()},
+        engine=[Family("vllm:x", "help", "gauge", [Sample("vllm:x", {"le": "1"}, 0.5)])],
     ),
     Failed(ErrorInfo("stage_start", "no model")),
     Stopped(),

@@ -15,7 +15,15 @@ from rich.console import Console
 from antiphon.cli.pipe import PipeWriter
 from antiphon.cli.table import timings_table
 from antiphon.errors import ShutdownError, StageError
-from antiphon.orchestrator.api import AudioChunk, Finished, OmniEvent, OmniRequest, Reply, TextDelta
+from antiphon.orchestrator.api import (
+    AudioChunk,
+    Finished,
+    OmniEvent,
+    OmniRequest,
+    Reply,
+    TextDelta,
+    TranscriptDelta,
+)
 from antiphon.orchestrator.wav import pcm16
 
 
@@ -36,7 +44,7 @@ async def answer(
 ) -> Reply:
     """Show the answer to a request; raises what the request fails with.
 
-    The text goes to stdout. With `sound`, 16-bit samples are written there as they come, and the
+    The text goes to stdout, what was heard, if that is asked for, to stderr. With `sound`, 16-bit samples are written there as they come, and the
     text goes to stderr; BrokenPipeError, once the listener has gone, ends the request. The file
     appears after the last of the sound, complete; a listener may still be behind then. Pictures go
     to `picture` and its numbered neighbours, counted on from `pictures_before`; an answer without
@@ -73,10 +81,16 @@ async def _follow(omni: Answering, request: OmniRequest, sound: PipeWriter | Non
     shown = sys.stdout if sound is None else sys.stderr
     reply: Reply | None = None
     on_a_line = False
+    heard = ""
     try:
         async with contextlib.aclosing(omni.stream(request)) as events:
             async for event in events:
+                if heard and not isinstance(event, TranscriptDelta):
+                    print(f"heard: {printable(heard)}", file=sys.stderr, flush=True)
+                    heard = ""
                 match event:
+                    case TranscriptDelta(text):
+                        heard += text  # it is complete before the answer to it begins
                     case TextDelta(text):
                         shown.write(printable(text))
                         shown.flush()

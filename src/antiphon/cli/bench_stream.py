@@ -88,6 +88,7 @@ async def _start(
         setup.topology,
         deployment=deployment,
         entries=(ENTRY,),
+        inputs=("text",),
         on_progress=lambda stage, phase: progress(f"{name} edges, {stage}", phase),
     )
     stack.push_async_callback(omni.close)

@@ -37,6 +37,7 @@ _EXAMPLES = """examples:
   antiphon chat --pipeline split "Name three rivers."
   antiphon chat --pipeline imagine "Describe the ocean." --n 3 --out sea.png
                                                sea.png, sea-2.png, sea-3.png
+  antiphon chat --audio question.wav           what is asked there, answered in text and speech
   antiphon chat --pipeline qwen3-omni --model FOLDER "What is said here?" --audio speech.wav
   antiphon chat --deployment mine.yaml --print-config
 """
@@ -151,6 +152,13 @@ class Chat:
         text: str | None = self.options.text
         return "" if text is None and self.clips else text
 
+    @property
+    def modalities(self) -> tuple[str, ...]:
+        """What is asked for: with clips also what was heard, where the pipeline writes it down."""
+        possible = self.setup.topology.outputs_from(ENTRY, heard=bool(self.clips))
+        heard = tuple(modality for modality in possible if modality == "transcript")
+        return (*heard, *self.outputs.modalities)
+
     def request(self, text: str) -> OmniRequest:
         from antiphon.orchestrator.api import OmniRequest
 
@@ -162,7 +170,7 @@ class Chat:
             text=text,
             audio=self.clips,
             messages=list(self.history),
-            modalities=self.outputs.modalities,
+            modalities=self.modalities,
             n=self.options.n,
             sampling=sampling,
             params=spoken_params(self.options),
@@ -170,7 +178,7 @@ class Chat:
 
     def writer(self) -> str:
         """The stage that writes the text; the first one where none does."""
-        path = self.setup.topology.path_from(ENTRY, self.outputs.modalities)
+        path = self.setup.topology.path_from(ENTRY, self.modalities, heard=bool(self.clips))
         return next((stage.name for stage in path if stage.output == "text"), path[0].name)
 
     async def run(self) -> None:
@@ -190,7 +198,9 @@ class Chat:
             self.setup.topology,
             deployment=self.setup.deployment,
             entries=(ENTRY,),
-            modalities=self.outputs.modalities,
+            modalities=self.modalities,
+            # What hears is started for those alone who bring sounds.
+            inputs=("audio",) if self.clips else ("text",),
             on_progress=progress,
         )
         try:

@@ -7,7 +7,7 @@ import asyncio
 import importlib.util
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from antiphon.cli.arguments import (
     Formatter,
@@ -16,7 +16,11 @@ from antiphon.cli.arguments import (
     positive_number,
     whole_number,
 )
-from antiphon.errors import SettingError
+from antiphon.errors import InvalidRequestError, SettingError
+from antiphon.pipeline.suggest import did_you_mean
+
+if TYPE_CHECKING:
+    from antiphon.pipeline.topology import Topology
 
 API_KEY = "ANTIPHON_API_KEY"
 
@@ -155,16 +159,19 @@ def run(options: argparse.Namespace) -> int:
         default_deadline_s=options.deadline_s,
         drain_timeout_s=options.drain_timeout_s,
     )
+    modalities = _modalities(options.modalities, setup.topology)
+    loading = StageProgress(options.progress, verbose=options.verbose)
     omni = AsyncOmni(
         setup.topology,
         deployment=setup.deployment,
-        modalities=_listed(options.modalities),
-        on_progress=StageProgress(options.progress, verbose=options.verbose),
+        modalities=modalities,
+        on_progress=loading,
         max_queued=settings.max_queued,
     )
 
     async def main() -> None:
-        await serve(Service(omni, settings), bind(settings.host, settings.port), _say)
+        listening = bind(settings.host, settings.port)
+        await serve(Service(omni, settings), listening, _say, loading)
 
     asyncio.run(main())
     return 0
@@ -174,8 +181,23 @@ def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _listed(text: str | None) -> list[str] | None:
-    return None if text is None else [part.strip() for part in text.split(",") if part.strip()]
+def _modalities(text: str | None, topology: Topology) -> list[str] | None:
+    """What is to be given. Raises InvalidRequestError for what no entry gives."""
+    if text is None:
+        return None
+    possible = dict.fromkeys(
+        modality for entry in topology.entries for modality in topology.outputs_from(entry.name)
+    )
+    wanted = [part.strip() for part in text.split(",") if part.strip()]
+    if not wanted:
+        raise InvalidRequestError(f"--modalities names nothing; give some of {', '.join(possible)}")
+    for modality in wanted:
+        if modality not in possible:
+            raise InvalidRequestError(
+                f"--modalities: pipeline {topology.name} does not give {modality!r}"
+                f"{did_you_mean(modality, possible)}"
+            )
+    return wanted
 
 
 def _check_libraries() -> None:

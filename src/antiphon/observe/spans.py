@@ -88,7 +88,7 @@ class _Writer:
         }
         links = fed.get((unit.stage, unit.part), ())
         name = f"stage {unit.stage}"
-        span = self._start(name, unit.submitted_s, self._inside, attributes, links)
+        span = self._start(name, unit.submitted_s, self._inside, attributes, links=links)
         if links:
             self._event(span, "antiphon.first_input", unit.input_s)
         self._event(span, "antiphon.first_output", unit.first_s)
@@ -111,7 +111,7 @@ class _Writer:
         name = f"kv hand-off {edge.edge}" if edge.cache else f"edge {edge.edge}"
         # What comes before the first chunk and after the last is told by events all the same.
         links = [Link(producer.get_span_context())]
-        span = self._start(name, edge.first_s, self._inside, attributes, links)
+        span = self._start(name, edge.first_s, self._inside, attributes, links=links)
         self._event(span, "antiphon.edge.producer_first_output", edge.producer_output_s)
         self._event(span, "antiphon.edge.first_chunk", edge.first_s if edge.chunks else None)
         self._event(span, "antiphon.edge.first_used", edge.first_used_s)
@@ -127,6 +127,7 @@ class _Writer:
         at_s: float,
         context: Context,
         attributes: Mapping[str, Attribute],
+        *,
         links: Sequence[Link] = (),
         kind: SpanKind = SpanKind.INTERNAL,
     ) -> Span:

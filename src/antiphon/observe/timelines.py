@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -32,6 +32,13 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     cause: str | None = None
     ttft_s: float | None = None
     ttfa_s: float | None = None
+
+
+class Listed(msgspec.Struct, frozen=True, kw_only=True):
+    """The list as it is given out."""
+
+    object: Literal["list"] = "list"
+    data: list[Summary]
 
 
 @dataclass(frozen=True, slots=True)

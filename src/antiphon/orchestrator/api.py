@@ -57,7 +57,8 @@ class OmniRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """What to give back; None is everything that the entry gives.
 
     "transcript" is what is said in the request's audio, where a stage of the pipeline writes it
-    down; beside an answer it has to be asked for. The request visits no stage that this does not need.
+    down; beside an answer it has to be asked for. The request visits no stage that this does not
+    need.
     """
 
     n: int = 1

@@ -68,7 +68,8 @@ class AsyncOmni:
     Deployment or a YAML file; `model` is the checkpoint of all stages, or one for
     each that is named, in place of the deployment's `models`; `entries`, `modalities` and `inputs`
     ("text", "audio") limit which stages start (None: all), and a request that needs another is
-    refused. `max_queued` is how many requests may wait at each stage beyond those that it serves at a time; None is no bound.
+    refused. `max_queued` is how many requests may wait at each stage beyond those that it serves at
+    a time; None is no bound.
     `make_client` starts the stages in another way than as vLLM engines, as `antiphon.testing` does.
     """
 

@@ -1,11 +1,13 @@
-"""Sleep, wake and abort over HTTP; only where the operator has allowed it."""
+"""Sleep, wake, abort and a look inside, over HTTP; only where the operator has allowed it."""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
+import msgspec
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.responses import Response
 
 from antiphon.serve.errors import ApiError
 from antiphon.serve.service import Service
@@ -33,7 +35,7 @@ class AbortBody(BaseModel):
 
 
 def admin_router(service: Service) -> APIRouter:
-    """`/admin/sleep`, `/admin/wake`, `/admin/abort`: each answers when every stage has."""
+    """`/admin/sleep`, `/admin/wake`, `/admin/abort`, `/admin/inspect`: each answers when every stage has."""
     router = APIRouter(prefix="/admin", tags=["admin"])
 
     @router.post("/sleep")
@@ -60,5 +62,12 @@ def admin_router(service: Service) -> APIRouter:
                 param="request_id",
             )
         return {"request_id": body.request_id, "status": "aborted"}
+
+    @router.get("/inspect")
+    async def inspect() -> Response:
+        """What every store of every stage holds, after a check that it is whole."""
+        service.require_serving()
+        found = await service.omni.inspect()
+        return Response(msgspec.json.encode(found), media_type="application/json")
 
     return router

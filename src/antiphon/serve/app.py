@@ -12,6 +12,7 @@ from antiphon.serve.admin import admin_router
 from antiphon.serve.calls import REQUEST_ID
 from antiphon.serve.chat import chat_router
 from antiphon.serve.limits import Limits
+from antiphon.serve.page import page_router
 from antiphon.serve.service import Service
 from antiphon.serve.status import status_router
 
@@ -28,6 +29,7 @@ def create_app(service: Service) -> FastAPI:
         redoc_url=None,
     )
     errors.install(app)
+    app.include_router(page_router())
     app.include_router(status_router(service))
     app.include_router(chat_router(service))
     if service.settings.admin:

@@ -13,10 +13,11 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from antiphon.serve import page
 from antiphon.serve.errors import ApiError
 from antiphon.serve.service import Service
 
-OPEN_PATHS = frozenset({"/", "/health", "/version"})
+OPEN_PATHS = page.PATHS | {"/health", "/version"}
 """May be asked for without a key, and whatever the load: the page, and what supervisors ask."""
 _UNCOUNTED = OPEN_PATHS | {"/metrics"}
 # A browser cannot set headers of a WebSocket: OpenAI's clients put the key into the protocols.

@@ -7,6 +7,7 @@ import contextlib
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager
 
 import uvicorn
 from fastapi import FastAPI
@@ -57,11 +58,16 @@ def url_of(listening: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-async def serve(service: Service, listening: socket.socket, say: Say) -> None:
+async def serve(
+    service: Service,
+    listening: socket.socket,
+    say: Say,
+    loading: AbstractContextManager[object],
+) -> None:
     """Serve until SIGINT or SIGTERM, then drain; a second signal stops at once.
 
     The socket answers from the start on: `/health` says "starting" until every stage is ready.
-    Raises what keeps the pipeline from starting.
+    `loading` is open meanwhile. Raises what keeps the pipeline from starting.
     """
     stop, hurry = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -74,29 +80,43 @@ async def serve(service: Service, listening: socket.socket, say: Say) -> None:
     try:
         async with listening_on(create_app(service), listening, service.settings):
             say(f"listening on {url_of(listening)}")
-            await _serve(service, stop, hurry, say)
+            await _serve(service, stop, hurry, say, loading)
     finally:
         for number in STOPPING:
             loop.remove_signal_handler(number)
 
 
-async def _serve(service: Service, stop: asyncio.Event, hurry: asyncio.Event, say: Say) -> None:
+async def _serve(
+    service: Service,
+    stop: asyncio.Event,
+    hurry: asyncio.Event,
+    say: Say,
+    loading: AbstractContextManager[object],
+) -> None:
+    try:
+        with loading:
+            if not await _started(service, stop):
+                return
+        say("ready")
+        await stop.wait()
+        await _drain(service, hurry, say)
+    finally:
+        await service.close()
+
+
+async def _started(service: Service, stop: asyncio.Event) -> bool:
+    """Whether the pipeline serves; false if it was to stop meanwhile."""
     starting = asyncio.ensure_future(service.start())
     stopping = asyncio.ensure_future(stop.wait())
-    try:
-        await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
-        if starting.done():
-            starting.result()
-            say("ready")
-            await stopping
-            await _drain(service, hurry, say)
-    finally:
-        stopping.cancel()
+    await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if not starting.done():
         starting.cancel()
-        await asyncio.wait((starting,))
-        if not starting.cancelled():
-            starting.exception()  # seen
-        await service.close()
+    try:
+        await starting
+    except asyncio.CancelledError:
+        return False
+    return not stop.is_set()
 
 
 async def _drain(service: Service, hurry: asyncio.Event, say: Say) -> None:

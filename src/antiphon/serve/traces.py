@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import msgspec
 from fastapi import APIRouter, Query
 
-from antiphon.observe.timelines import KEEP, Timelines, timeline_json
+from antiphon.observe.timelines import KEEP, Listed, Timelines, timeline_json
 from antiphon.serve.errors import ApiError
 
 
@@ -18,7 +18,8 @@ def trace_router(timelines: Timelines) -> APIRouter:
     @router.get("/v1/antiphon/traces")
     async def traces(limit: Annotated[int, Query(ge=1)] = KEEP) -> dict[str, Any]:
         """The requests that have ended lately, newest first."""
-        return {"object": "list", "data": msgspec.to_builtins(timelines.latest()[:limit])}
+        listed: dict[str, Any] = msgspec.to_builtins(Listed(data=timelines.latest()[:limit]))
+        return listed
 
     # A caller's label may have slashes in it.
     @router.get(

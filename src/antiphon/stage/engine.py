@@ -118,6 +118,13 @@ class StageEngine:
         """vLLM's own metrics; none unless the stage keeps them. `sleep_level` 0: it is awake."""
         return [] if self._statistics is None else self._statistics.families(sleep_level)
 
+    def check_integrity(self) -> None:
+        """Raise AssertionError if stores disagree, or figures are kept of what is long gone."""
+        self.scheduler.check_integrity()
+        over = not (self.scheduler.requests or self.has_work)
+        if over and self._statistics is not None and len(self._statistics):
+            raise AssertionError("the figures of a request outlived it")
+
     def prompt(self, submit: Submit) -> HeardPrompt:
         """The request's prompt as the model sees it. With clips it takes its time: steps wait.
 
@@ -125,6 +132,8 @@ class StageEngine:
         AdapterError as `AudioProcessor.prompt`.
         """
         if not submit.audio:
+            if self._audio is not None and self._audio.cross_attends and not submit.waits_for:
+                raise InvalidRequestError("the stage's model writes down what it hears; give audio")
             return HeardPrompt(submit.token_ids, [])
         if self._audio is None or not self._audio.max_clips:
             raise InvalidRequestError(

@@ -220,7 +220,7 @@ class StageHost:
 
     def _check(self) -> dict[str, int]:
         """Check every store; what the worker holds. AssertionError if one disagrees."""
-        self.scheduler.check_integrity()
+        self._engine.check_integrity()
         held: dict[str, int] = self._engine.call_workers("stage_inspect")[0]
         return held
 

@@ -3,6 +3,9 @@
 A stage is given token ids in which one token stands for each clip. Upstream's multimodal processor
 of the model makes features of the clips and puts as many tokens in place of that one as the model's
 encoder gives embeddings. Only what an `EngineCoreRequest` needs of that is taken out.
+
+A model of encoder and decoder (Whisper) attends to its clip from outside the prompt: it has one
+clip, and no token stands for it.
 """
 
 from __future__ import annotations
@@ -56,6 +59,7 @@ class AudioProcessor:
         processor = self._renderer.get_mm_processor()
         self.max_clips = int(processor.info.allowed_mm_limits.get(_AUDIO, 0))
         self._max_len = config.model_config.max_model_len
+        self.cross_attends = bool(config.model_config.is_encoder_decoder)
         # Upstream's parser resamples too, by a library that is left out of the locks; at its own
         # rate it does nothing. A model without a rate of its own takes clips as they are.
         rate = processor.data_parser.audio_resampler.target_sr
@@ -75,7 +79,9 @@ class AudioProcessor:
             )
         given = self._render(token_ids, clips)
         ids, places = given["prompt_token_ids"], given["mm_placeholders"][_AUDIO]
-        self._check(ids, places, len(clips))
+        self._check_sizes(ids, places)
+        if not self.cross_attends:
+            self._check_places(ids, places, len(clips))
         # The parameters are of no account: the stage makes its own.
         request = self._inputs.process_inputs(
             "audio", given, SamplingParams(max_tokens=1), ("generate",)
@@ -115,7 +121,7 @@ class AudioProcessor:
                 " antiphon[audio]"
             ) from error
 
-    def _check(self, ids: list[int], places: Sequence[PlaceholderRange], clips: int) -> None:
+    def _check_sizes(self, ids: list[int], places: Sequence[PlaceholderRange]) -> None:
         if len(ids) >= self._max_len:
             raise InputTooLongError(
                 f"the prompt takes {len(ids)} tokens with its audio; the stage's model takes"
@@ -127,6 +133,8 @@ class AudioProcessor:
                 f"a clip of audio takes {largest} tokens; the stage takes {most} at a time: give"
                 " shorter clips, or raise its max_num_batched_tokens"
             )
+
+    def _check_places(self, ids: list[int], places: Sequence[PlaceholderRange], clips: int) -> None:
         # Upstream's positions of some models count on a token behind a clip, and the step that
         # computes them would end everybody's requests.
         followed = {place.offset for place in places} | {len(ids)}

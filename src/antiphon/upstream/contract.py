@@ -9,6 +9,7 @@ from __future__ import annotations
 from antiphon.upstream.contract_cache import CACHE_SEAMS
 from antiphon.upstream.contract_engine import ENGINE_SEAMS
 from antiphon.upstream.contract_media import MEDIA_SEAMS
+from antiphon.upstream.contract_metrics import METRICS_SEAMS
 from antiphon.upstream.contract_models import MODEL_SEAMS
 from antiphon.upstream.contract_scheduler import SCHEDULER_SEAMS
 from antiphon.upstream.contract_worker import WORKER_SEAMS
@@ -21,6 +22,7 @@ SEAMS: tuple[Seam, ...] = (
     *ENGINE_SEAMS,
     *CACHE_SEAMS,
     *MEDIA_SEAMS,
+    *METRICS_SEAMS,
 )
 
 SYMBOLS: tuple[Symbol, ...] = tuple(symbol for seam in SEAMS for symbol in seam.symbols())

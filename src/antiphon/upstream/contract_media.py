@@ -58,7 +58,10 @@ MEDIA_SEAMS: tuple[Seam, ...] = (
             Names(
                 "vllm.config",
                 "ModelConfig",
-                ("attribute supports_multimodal_inputs", "field skip_tokenizer_init"),
+                (
+                    "attribute supports_multimodal_inputs is_encoder_decoder",
+                    "field skip_tokenizer_init",
+                ),
             ),
             Names("vllm.v1.engine.core_client", "InprocClient", ("method reset_encoder_cache()",)),
         ),

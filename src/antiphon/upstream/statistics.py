@@ -2,9 +2,10 @@
 
 Reason: upstream keeps its metrics in the front end (`LLMEngine`, `AsyncLLM`), which a stage does
 not have. The logger, the figures of one step and the record of a request are upstream's; only what
-its output processor does with an engine's outputs is done here. Names used: `PrometheusStatLogger`
-with `_gauge_cls`, `_counter_cls` and `_histogram_cls`, which upstream replaces itself for Ray;
-`IterationStats`, `RequestStateStats`, `LoRARequestStates`, `ParentRequest.observe_finished_request`.
+its output processor does with an engine's outputs is done here. The logger's classes of metrics
+are exchanged, as upstream does it itself for Ray. Names used: `PrometheusStatLogger` with
+`_gauge_cls`, `_counter_cls` and `_histogram_cls`; `IterationStats`, `RequestStateStats`,
+`LoRARequestStates`; `ParentRequest.observe_finished_request`.
 Fallback: no `vllm:` families.
 """
 
@@ -60,7 +61,7 @@ class EngineStatistics:
     def __init__(self, config: VllmConfig) -> None:
         """`config` is the running engine's: its number of blocks is known."""
         self._logger = _Logger(config)
-        self._logger.log_engine_initialized()
+        self._logger.log_engine_initialized()  # type: ignore[no-untyped-call]
         self._lora = LoRARequestStates()
         self._requests: dict[str, _Request] = {}
 
@@ -88,7 +89,7 @@ class EngineStatistics:
         """What a step has brought."""
         iteration = None
         if outputs.outputs:
-            iteration = IterationStats()
+            iteration = IterationStats()  # type: ignore[no-untyped-call]
             for output in outputs.outputs:
                 self._take(iteration, output, outputs.timestamp)
         if iteration is not None or outputs.scheduler_stats is not None:

@@ -30,7 +30,7 @@ def text_field(text: str) -> Field:
     return per_request(torch.tensor(list(text.encode()), dtype=torch.uint8))
 
 
-def field_text(payload: Payload, name: str = TEXT) -> str:
+def payload_text(payload: Payload, name: str = TEXT) -> str:
     """The text of such a field. Raises AdapterError if it is none."""
     tensor = _field(payload, name, torch.uint8)
     try:
@@ -85,7 +85,7 @@ class SpeakInput:
     def on_payload(self, payload: Payload, *, last: bool) -> Input:
         """The talker's prompt. A text without a sound is a short pause."""
         # normalised again: a payload may come from anywhere, and endless numbers are not read
-        ids = phonemes.phoneme_ids(normalise(field_text(payload)))
+        ids = phonemes.phoneme_ids(normalise(payload_text(payload)))
         if not phonemes.speakable(ids):
             ids = []
         words = ids.count(SPACE) + 1

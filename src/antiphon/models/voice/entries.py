@@ -61,7 +61,7 @@ class HeardChatEntry:
             )
         )
         params: dict[str, Scalar] = {CONVERSATION: conversation.to_json()}
-        prompts = []
+        prompts: list[Prompt] = []
         for window in (window for own in heard for window in own):
             prompts.append(Prompt([self._start], (window,), {} if prompts else params))
         return prompts

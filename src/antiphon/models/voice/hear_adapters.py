@@ -12,7 +12,7 @@ from pathlib import Path
 from antiphon.core.prompt_plan import PromptPlan
 from antiphon.errors import AdapterError, EmptyInputError
 from antiphon.models.chat import ChatFormat
-from antiphon.models.voice.adapters import TEXT, field_text, text_field
+from antiphon.models.voice.adapters import TEXT, payload_text, text_field
 from antiphon.models.voice.dialogue import Conversation, thinker_prompt
 from antiphon.models.voice.entries import CONVERSATION
 from antiphon.payload.adapters import Input, OutputNeeds, StageContext, StepRows
@@ -79,8 +79,8 @@ class HeardConversation:
         `thinker_prompt`.
         """
         if self._conversation is None:
-            self._conversation = Conversation.from_json(field_text(payload, CONVERSATION))
-        self._transcripts.append(field_text(payload))
+            self._conversation = Conversation.from_json(payload_text(payload, CONVERSATION))
+        self._transcripts.append(payload_text(payload))
         if not last:
             return Input()
         messages = self._conversation.with_transcripts(self._transcripts)

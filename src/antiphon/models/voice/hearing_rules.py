@@ -37,6 +37,11 @@ class HearingRules(LogitsProcessor):
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:
         config = vllm_config.model_config.try_get_generation_config()
+        if config.get("is_multilingual", True):
+            raise ModelUnavailableError(
+                "hearing is set up for English alone, and the checkpoint is a Whisper of many"
+                " languages; give one that ends in .en"
+            )
         try:
             self._end = int(config["eos_token_id"])
             self._no_timestamps = int(config["no_timestamps_token_id"])

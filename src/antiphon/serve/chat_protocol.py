@@ -1,0 +1,247 @@
+"""The body of `/v1/chat/completions`, as OpenAI's API has it, and the extensions at its end.
+
+What the pipelines cannot do is refused by name (`UNSUPPORTED`); what makes no difference to an
+answer is taken and not looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from antiphon.serve.errors import ApiError
+from antiphon.serve.strict import Body, Name, Parameter, Text, Whole
+
+# Fields that are refused, with the values that ask for nothing.
+UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "logit_bias": ({},),
+    "logprobs": (False,),
+    "moderation": (),
+    "n": (1,),
+    "prediction": (),
+    "reasoning_effort": ("none",),
+    "response_format": ({"type": "text"},),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "top_logprobs": (0,),
+    "verbosity": (),
+    "web_search_options": (),
+}
+
+
+class TextPart(Body):
+    """Text."""
+
+    type: Literal["text"]
+    text: Text
+    prompt_cache_breakpoint: Any = None
+
+
+class RefusalPart(Body):
+    """What an answer said in place of a text."""
+
+    type: Literal["refusal"]
+    refusal: Text
+
+
+class InputAudio(Body):
+    """A file with sound, in base64. What it is shows in the file; `format` is OpenAI's field."""
+
+    data: Text
+    format: Name
+
+
+class AudioPart(Body):
+    """Sound."""
+
+    type: Literal["input_audio"]
+    input_audio: InputAudio
+    prompt_cache_breakpoint: Any = None
+
+
+Heard = Annotated[TextPart | AudioPart, Field(discriminator="type")]
+Said = Annotated[TextPart | RefusalPart, Field(discriminator="type")]
+
+
+def _as_parts(content: Any) -> Any:
+    """A plain text is one part."""
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+class SystemMessage(Body):
+    """How to answer."""
+
+    role: Literal["system", "developer"]
+    content: Annotated[
+        list[TextPart], BeforeValidator(_as_parts, json_schema_input_type=Text | list[TextPart])
+    ]
+    name: Name | None = None
+
+
+class UserMessage(Body):
+    """What is asked; sound comes before the text of its message."""
+
+    role: Literal["user"]
+    content: Annotated[
+        list[Heard], BeforeValidator(_as_parts, json_schema_input_type=Text | list[Heard])
+    ]
+    name: Name | None = None
+
+
+class PastAudio(Body):
+    """An earlier answer: its id is enough as long as the server knows it."""
+
+    id: Name
+    data: Text | None = None
+    expires_at: Whole | None = None
+    transcript: Text | None = None
+
+
+class AssistantMessage(Body):
+    """An earlier answer, as it was given."""
+
+    role: Literal["assistant"]
+    content: Annotated[
+        list[Said] | None,
+        BeforeValidator(_as_parts, json_schema_input_type=Text | list[Said] | None),
+    ] = None
+    audio: PastAudio | None = None
+    refusal: Text | None = None
+    name: Name | None = None
+    annotations: list[Any] | None = None
+    tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
+    function_call: None = None
+
+
+Message = Annotated[SystemMessage | UserMessage | AssistantMessage, Field(discriminator="role")]
+
+
+class VoiceId(Body):
+    """A voice of the caller's own, at OpenAI."""
+
+    id: Name
+
+
+class AudioOptions(Body):
+    """How the answer sounds."""
+
+    format: Literal["wav", "aac", "mp3", "flac", "opus", "pcm16"]
+    voice: Name | VoiceId | None = None
+
+    @property
+    def voice_name(self) -> str | None:
+        return self.voice.id if isinstance(self.voice, VoiceId) else self.voice
+
+
+class StreamOptions(Body):
+    """What a stream brings beside the answer."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+Stop = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class ChatRequest(Body):
+    """One answer to a conversation."""
+
+    model: Annotated[str, Field(max_length=256)]
+    messages: Annotated[list[Message], Field(min_length=1)]
+    modalities: Annotated[list[Literal["text", "audio"]], Field(min_length=1)] | None = None
+    audio: AudioOptions | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_completion_tokens: Annotated[Whole, Field(ge=1)] | None = None
+    max_tokens: Annotated[Whole, Field(ge=1)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    seed: Whole | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=4)] | None = None
+
+    # Taken, and without effect.
+    metadata: dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    prompt_cache_key: Text | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_retention: Text | None = None
+    safety_identifier: Text | None = None
+    service_tier: Text | None = None
+    store: bool | None = None
+    user: Text | None = None
+
+    # Refused, but for values that ask for nothing.
+    function_call: Any = None
+    functions: list[Any] | None = None
+    logit_bias: dict[str, Any] | None = None
+    logprobs: bool | None = None
+    moderation: Any = None
+    n: Annotated[int, Field(ge=1)] | None = None
+    prediction: Any = None
+    reasoning_effort: Any = None
+    response_format: dict[str, Any] | None = None
+    tool_choice: Any = None
+    tools: list[Any] | None = None
+    top_logprobs: Annotated[int, Field(ge=0)] | None = None
+    verbosity: Any = None
+    web_search_options: Any = None
+
+    # Extensions.
+    sampling: dict[Name, dict[Name, Any]] = Field(
+        default={}, description="Sampling parameters by stage; they go before OpenAI's fields."
+    )
+    params: dict[Name, Parameter] = Field(
+        default={}, description="What the pipeline's models are told, such as the speaker."
+    )
+    timeline: bool = Field(
+        default=False, description="Whether the answer tells when what happened, as `antiphon`."
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> ChatRequest:
+        """Raises ApiError, with the field that is to blame."""
+        for name, harmless in UNSUPPORTED.items():
+            value = self.__dict__[name]
+            if value is not None and value not in harmless:
+                raise ApiError(
+                    400,
+                    f"{name} is not supported with this value; leave it out",
+                    code="unsupported_parameter",
+                    param=name,
+                )
+        if self.stream_options is not None and not self.stream:
+            raise _wrong("stream_options", "goes with stream alone; leave it out, or set stream")
+        if not self.wants_audio:
+            return self
+        if self.audio is None:
+            raise _wrong("audio", "is missing; audio is asked for, so give its format and voice")
+        if self.stream and self.audio.format != "pcm16":
+            reason = f"is {self.audio.format!r}; a streamed answer has pcm16, or leave out stream"
+            raise _wrong("audio.format", reason)
+        if self.stops:
+            raise _wrong("stop", "is for text alone; leave it out, or ask for text")
+        return self
+
+    @property
+    def wants_audio(self) -> bool:
+        return self.modalities is not None and "audio" in self.modalities
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The strings before which the text ends."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @property
+    def reports_usage(self) -> bool:
+        """Whether a stream is to end with the usage."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+
+def _wrong(name: str, reason: str) -> ApiError:
+    return ApiError(400, f"{name} {reason}", code="invalid_parameter", param=name)

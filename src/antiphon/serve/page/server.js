@@ -1,0 +1,86 @@
+// What is known of the server: its pipeline, and whether it serves.
+
+import { byId, el } from "./dom.js";
+import { name } from "./words.js";
+
+const POLL_MS = 1000; // while it is not well
+
+/** What the pipeline can do, from its card. */
+export function abilities(card) {
+  const { entries, stages } = card.antiphon;
+  const { chat, speech } = entries;
+  const gives = (kind) => chat?.outputs.includes(kind) ?? false;
+  const params = [...(chat?.params ?? []), ...(speech?.params ?? [])];
+  return {
+    hasChat: Boolean(chat) && (gives("text") || gives("audio")) && !gives("image"),
+    givesPictures: Boolean(chat) && gives("image"),
+    hears: chat?.inputs.includes("audio") ?? false,
+    speaks: gives("audio"),
+    hasSpeech: Boolean(speech),
+    canChoose: gives("text") && gives("audio"),
+    takesVoice: params.includes("speaker") || params.includes("voice"),
+    stages: stages.map((stage) => stage.name),
+  };
+}
+
+/** Watches `/health`, and shows it. */
+export class Watch {
+  #api;
+  #timer = null;
+  #line = byId("health");
+  #stages = byId("stages");
+
+  constructor(api) {
+    this.#api = api;
+  }
+
+  /** Look now, and again until everything serves; resolves then. */
+  untilWell() {
+    clearTimeout(this.#timer);
+    return new Promise((resolve) => {
+      const look = async () => {
+        if (await this.#look()) resolve();
+        else this.#timer = setTimeout(look, POLL_MS);
+      };
+      look();
+    });
+  }
+
+  async #look() {
+    let health;
+    try {
+      health = await this.#api.health();
+    } catch {
+      this.#show("gone", "Not reachable", {});
+      return false;
+    }
+    const words = { ok: "Ready", starting: "Starting", draining: "Shutting down" };
+    this.#show(health.status, words[health.status] ?? "Not everything works", health.stages ?? {});
+    return health.status === "ok";
+  }
+
+  #show(status, words, stages) {
+    this.#line.dataset.status = status;
+    if (this.#line.textContent !== words) this.#line.textContent = words; // it is read aloud
+    byId("starting").hidden = status === "ok";
+    byId("starting-title").textContent = HEADLINES[status] ?? HEADLINES.degraded;
+    this.#stages.replaceChildren(...Object.entries(stages).map(stageLine));
+  }
+}
+
+const HEADLINES = {
+  starting: "The server is starting. You can type already.",
+  draining: "The server is shutting down.",
+  degraded: "A part of the server is not working.",
+  gone: "The server cannot be reached. Trying again…",
+};
+
+function stageLine([stage, { state, replicas }]) {
+  const reason = replicas.find((replica) => replica.reason)?.reason;
+  return el(
+    "li",
+    { "data-state": state },
+    el("span", { class: "stage-name" }, name(stage)),
+    el("span", { class: "stage-state" }, reason ? `${state}: ${reason}` : state),
+  );
+}

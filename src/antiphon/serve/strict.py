@@ -1,0 +1,42 @@
+"""What the bodies of all calls have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from antiphon.pipeline.suggest import did_you_mean
+from antiphon.serve.errors import ApiError
+
+_SHOWN = 64  # characters of a caller's name that an error repeats
+
+Name = Annotated[str, Field(max_length=_SHOWN)]
+"""Of something that the server knows by name."""
+Whole = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]  # what a message to a stage can carry
+Text = Annotated[str, Field(max_length=1 << 26)]
+"""Unicode that can be encoded: with a bound pydantic looks at it. The body has a limit of its own."""
+Parameter = bool | Whole | float | Text
+
+
+class Body(BaseModel):
+    """A JSON object: its values are taken as they are, and every key has to be known."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_names(cls, given: Any) -> Any:
+        """Raises ApiError; pydantic's own words for an unknown key do not say which are known."""
+        if isinstance(given, Mapping):
+            for name in given:
+                if name not in cls.model_fields:
+                    short = name[:_SHOWN]
+                    raise ApiError(
+                        400,
+                        f"{short!r} is no parameter here{did_you_mean(short, cls.model_fields)}",
+                        code="unknown_parameter",
+                        param=short,
+                    )
+        return given
