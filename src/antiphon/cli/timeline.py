@@ -37,7 +37,7 @@ STYLES = {
 _HEADINGS = ("waited", "queued", "ran", "output")
 _COLUMN = 9  # of each of them, in cells
 _ENOUGH = 72  # narrower than that there is room for the bars alone
-_TICK = 9  # cells between two ticks, at least
+_TICK = 7  # cells between two ticks, at least
 
 _Cells = list[str]
 

@@ -87,10 +87,10 @@ def _list(body: bytes, url: str) -> None:
         return
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for column in ("ended", "id", "request", "outcome"):
-        table.add_column(column)
+        table.add_column(column, no_wrap=True)
     for column in ("total", "TTFT", "TTFA"):
-        table.add_column(column, justify="right")
-    table.add_column("label", no_wrap=True)
+        table.add_column(column, no_wrap=True, justify="right")
+    table.add_column("label", overflow="ellipsis")  # what gives way on a narrow terminal
     for one in found:
         times = (seconds(s) for s in (one.total_s, one.ttft_s, one.ttfa_s))
         at = datetime.fromtimestamp(one.started_unix_s + one.total_s).strftime("%H:%M:%S")

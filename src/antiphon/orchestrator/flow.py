@@ -31,7 +31,7 @@ from antiphon.orchestrator.uids import part_of, unit_uid
 from antiphon.payload.ref import Ref
 from antiphon.pipeline.detokenize import Detokenizer
 from antiphon.pipeline.entry import Prompt
-from antiphon.pipeline.topology import Edge, EdgeMode, Stage, Topology
+from antiphon.pipeline.topology import Edge, EdgeMode, Stage, Topology, writer
 from antiphon.stage.messages import Command, Output, Submit, Update
 
 Send = Callable[[str, Command], None]
@@ -301,9 +301,7 @@ class Flow:
 
         A stage that has handed its cache on has not ended the text.
         """
-        path = self.plan.path
-        counted = next((stage for stage in path if stage.output == "text"), path[0])
-        return self.units.get(counted.name, ())
+        return self.units.get(writer(self.plan.path).name, ())
 
     def _finish_reason(self) -> str:
         reasons = [unit.finish for unit in self._counted()]

@@ -6,7 +6,7 @@ needed, never here, so that listing pipelines imports no model code.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from antiphon.errors import InvalidRequestError, TopologyError
@@ -14,7 +14,7 @@ from antiphon.pipeline.elements import Ear, Edge, EdgeMode, Entry, Stage, StageK
 from antiphon.pipeline.suggest import did_you_mean
 from antiphon.pipeline.validity import check_topology
 
-__all__ = ["Ear", "Edge", "EdgeMode", "Entry", "Stage", "StageKind", "Topology"]
+__all__ = ["Ear", "Edge", "EdgeMode", "Entry", "Stage", "StageKind", "Topology", "writer"]
 
 # Of the two usual entries: which the other one is, and what to do where only that one is there.
 _INSTEAD = {
@@ -146,3 +146,8 @@ class Topology:
             f"entry {entry} of pipeline {self.name} does not give {modality!r}"
             f"{did_you_mean(modality, possible)}"
         )
+
+
+def writer(path: Sequence[Stage]) -> Stage:
+    """The stage of a request's path that writes the text; the first one where none does."""
+    return next((stage for stage in path if stage.output == "text"), path[0])

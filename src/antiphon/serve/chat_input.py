@@ -51,7 +51,7 @@ async def omni_request(
     messages = await reader.turns(body)
     modalities = _modalities(body, topology)
     path = topology.path_from(ENTRY, modalities, heard=reader.clips > 0)
-    spoken = voice_params(entry, body.audio.voice_name) if _speaks(body) and body.audio else {}
+    spoken = {} if body.sound is None else voice_params(entry, body.sound.voice_name)
     sampling: dict[str, dict[str, object]] = {name: dict(of) for name, of in body.sampling.items()}
     if usual := _sampling(body):
         stage = writer(path).name
@@ -86,15 +86,11 @@ def _ways(topology: Topology) -> list[str]:
     return [known.get(entry.name, entry.name) for entry in topology.entries]
 
 
-def _speaks(body: ChatRequest) -> bool:
-    return body.wants_audio
-
-
 def _check_format(body: ChatRequest) -> None:
-    if body.wants_audio and body.audio is not None and body.audio.format not in FORMATS:
+    if body.sound is not None and body.sound.format not in FORMATS:
         raise ApiError(
             400,
-            f"audio.format is {body.audio.format!r}; this server has {', '.join(FORMATS)}",
+            f"audio.format is {body.sound.format!r}; this server has {', '.join(FORMATS)}",
             code="invalid_parameter",
             param="audio.format",
         )
@@ -167,7 +163,7 @@ class _Reader:
         except (binascii.Error, ValueError) as error:
             raise _refused(f"{place}.data", f"is no base64: {error}") from None
         try:
-            clip = await sound_in.decode(data, max_s=self._left_s, name=place)
+            clip = await sound_in.decode(data, max_s=max(self._left_s, 0.0), name=place)
         except AntiphonError as error:
             raise _at(f"{place}.data", error) from None
         self._left_s -= clip.seconds

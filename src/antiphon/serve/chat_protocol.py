@@ -217,7 +217,7 @@ class ChatRequest(Body):
                 )
         if self.stream_options is not None and not self.stream:
             raise _wrong("stream_options", "goes with stream alone; leave it out, or set stream")
-        if not self.wants_audio:
+        if self.modalities is None or "audio" not in self.modalities:
             return self
         if self.audio is None:
             raise _wrong("audio", "is missing; audio is asked for, so give its format and voice")
@@ -229,8 +229,9 @@ class ChatRequest(Body):
         return self
 
     @property
-    def wants_audio(self) -> bool:
-        return self.modalities is not None and "audio" in self.modalities
+    def sound(self) -> AudioOptions | None:
+        """How the answer is to sound; None if it is text alone."""
+        return self.audio if "audio" in (self.modalities or ()) else None
 
     @property
     def stops(self) -> tuple[str, ...]:
