@@ -5,87 +5,36 @@ from __future__ import annotations
 import json
 import socket
 import threading
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 import msgspec
 import pytest
-import uvicorn
-from fastapi import Depends, FastAPI, Request
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from antiphon.cli.main import main
+from antiphon.cli.serve import API_KEY
 from antiphon.cli.timeline import ARRIVAL, CROSS, FAILED, FIRST, PLAIN, QUEUE, RUN, WAIT, draw
 from antiphon.observe.record import Timeline
-from antiphon.observe.timelines import Timelines, timeline_json
-from antiphon.serve import errors
-from antiphon.serve.errors import ApiError
-from antiphon.serve.traces import trace_router
+from antiphon.observe.timelines import timeline_json
 from commands import Antiphon
 from records import VOICE, timelines
+from trace_server import KEY, Server, trace_server
 
-KEY = "sesame"
 BARS = {WAIT, QUEUE, RUN, CROSS, FIRST, FAILED, ARRIVAL}
 
 
-@dataclass
-class Server:
-    """`url` serves `timelines`; `locked` is the same behind a key, `empty` has none."""
-
-    url: str
-    timelines: Timelines = field(default_factory=Timelines)
-
-    @property
-    def locked(self) -> str:
-        return f"{self.url}/locked"
-
-    @property
-    def empty(self) -> str:
-        return f"{self.url}/empty"
-
-
-def key_checked(request: Request) -> None:
-    if request.headers.get("authorization") != f"Bearer {KEY}":
-        raise ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
-
-
-def application(timelines: Timelines) -> FastAPI:
-    app = FastAPI()
-    errors.install(app)
-    app.include_router(trace_router(timelines))
-    locked = [Depends(key_checked)]
-    app.include_router(trace_router(timelines), prefix="/locked", dependencies=locked)
-    app.include_router(trace_router(Timelines()), prefix="/empty")
-
-    @app.get("/other/v1/antiphon/traces/{id}")
-    async def other(id: str) -> list[str]:
-        return ["another server"]
-
-    @app.get("/broken/v1/antiphon/traces")
-    async def broken() -> None:
-        raise ApiError(503, "the server is draining")
-
-    return app
+@pytest.fixture(autouse=True)
+def no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller's own key must not reach a test."""
+    monkeypatch.delenv(API_KEY, raising=False)
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        server = Server(f"http://127.0.0.1:{listening.getsockname()[1]}")
-        server.timelines.ended(VOICE)
-        config = uvicorn.Config(application(server.timelines), log_level="error", lifespan="off")
-        serving = uvicorn.Server(config)
-        thread = threading.Thread(target=serving.run, kwargs={"sockets": [listening]})
-        thread.start()
-        due = time.monotonic() + 10
-        while not serving.started and time.monotonic() < due:
-            threading.Event().wait(0.005)
-        yield server
-        serving.should_exit = True
-        thread.join()
+    with trace_server() as running:
+        yield running
 
 
 # --- the command ------------------------------------------------------------------------------
@@ -122,13 +71,28 @@ def test_without_an_id_the_latest_are_listed(
     server.timelines.ended(failed)
     assert main(["trace", "--url", server.url]) == 0
     out = capsys.readouterr().out
-    rows = [line for line in out.splitlines() if "3fa80c222" in line or VOICE.id in line]
-    assert [row.split()[1] for row in rows] == ["3fa80c222", VOICE.id]
+    rows = [line for line in out.splitlines() if "chat voice" in line]
+    assert [row.split()[1] for row in (rows[0], rows[-1])] == ["[red]?[31m", "mine"]
     assert "failed (payload)" in rows[0]
-    assert "[red]?[31m" in rows[0]
-    assert "chat voice" in rows[1]
-    assert "750ms" in rows[1]
+    assert rows[-1].split()[-3:] == ["2.00s", "125ms", "750ms"]
     assert "\x1b" not in out
+
+
+def test_what_is_listed_can_be_asked_for(
+    server: Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A label that was used twice leads to the latest; the one before is listed by its id. Nothing
+    is cut off on a narrow terminal.
+    """
+    monkeypatch.setenv("COLUMNS", "64")
+    for number in range(2):
+        again = msgspec.structs.replace(VOICE, id=f"again{number}", label="label-" * 12)
+        server.timelines.ended(again)
+    assert main(["trace", "--url", server.url, "--limit", "2"]) == 0
+    out = capsys.readouterr().out
+    assert max(len(line) for line in out.splitlines()) <= 64
+    cells = "".join(line[11:].partition(" ")[0] for line in out.splitlines())
+    assert f"{'label-' * 12}again0" in cells
 
 
 def test_so_many_are_listed(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
@@ -146,6 +110,14 @@ def test_a_server_that_has_done_nothing(server: Server, capsys: pytest.CaptureFi
 
 def test_the_right_key_opens(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", VOICE.id, "--url", server.locked, "--api-key", KEY, "--json"]) == 0
+    assert VOICE.id in capsys.readouterr().out
+
+
+def test_the_key_may_be_in_the_environment(
+    server: Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(API_KEY, KEY)
+    assert main(["trace", VOICE.id, "--url", server.locked, "--json"]) == 0
     assert VOICE.id in capsys.readouterr().out
 
 
@@ -237,7 +209,7 @@ def bar_of(lines: list[str], name: str) -> str:
 def test_a_request_as_bars() -> None:
     lines = draw(VOICE, 41)  # 8 cells for names and 32 for 2 s
     axis = next(line for line in lines if line.lstrip().startswith("0 "))
-    assert axis.split() == ["0", "1s"]
+    assert axis.split() == ["0", "0.5s", "1s", "1.5s"]
     assert bar_of(lines, "thinker") == QUEUE * 2 + FIRST + RUN * 10
     assert bar_of(lines, "talker") == WAIT * 4 + QUEUE * 4 + FIRST + RUN * 16
     assert bar_of(lines, "code2wav") == WAIT * 10 + QUEUE * 2 + FIRST + RUN * 19
@@ -275,7 +247,7 @@ def test_what_failed_is_marked_and_said() -> None:
     assert set(waiting.split()[1]) == {WAIT}
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(timelines(), st.integers(1, 250))
 @example(VOICE, 80)
 def test_any_request_fits_any_terminal(timeline: Timeline, width: int) -> None:
@@ -286,7 +258,7 @@ def test_any_request_fits_any_terminal(timeline: Timeline, width: int) -> None:
         line.translate(PLAIN)  # drawn without Unicode it has the same shape
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(timelines(), st.integers(40, 250))
 def test_every_stage_has_a_row_with_its_marks_between_its_ends(
     timeline: Timeline, width: int

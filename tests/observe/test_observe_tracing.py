@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import socket
 import subprocess
 import sys
@@ -22,9 +23,11 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from antiphon.errors import SettingError
-from antiphon.observe.record import Timeline
+from antiphon.observe.record import EdgeSpan, Playback, StageSpan, Timeline
+from antiphon.observe.timelines import Summary
 from antiphon.observe.tracing import MAX_ATTRIBUTE_LENGTH, Tracing, traces_url
 from records import STARTED_UNIX_S, VOICE, timelines
+from source import ROOT
 
 TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SAMPLED = f"00-{TRACE_ID}-{PARENT_ID}-01"
@@ -417,3 +420,27 @@ def test_without_the_library_the_error_says_what_to_install(missing: str) -> Non
         "    print(error)\n"
     )
     assert "pip install antiphon[tracing]" in in_fresh_interpreter(program)
+
+
+# --- the document -----------------------------------------------------------------------------
+
+PAGE = (ROOT / "docs" / "tracing.md").read_text(encoding="utf-8")
+
+
+def test_every_event_and_attribute_is_documented() -> None:
+    thinker, *others = VOICE.stages
+    failed = msgspec.structs.replace(thinker, finish="error")
+    timeline = msgspec.structs.replace(
+        VOICE, outcome="error", cause="payload", ttfi_s=1.0, stages=(failed, *others)
+    )
+    names = {n for s in spans_of(VOICE) + spans_of(timeline) for n in (s.attributes or {})}
+    names |= {event.name for span in spans_of(timeline) for event in span.events}
+    assert {name for name in names if f"`{name}`" not in PAGE} == set()
+    documented = set(re.findall(r"`((?:gen_ai|antiphon|error)\.[\w.]+)`", PAGE))
+    assert documented == names
+
+
+@pytest.mark.parametrize("kind", [Timeline, StageSpan, EdgeSpan, Playback, Summary])
+def test_every_field_of_the_public_form_is_documented(kind: type[msgspec.Struct]) -> None:
+    names = {field.name for field in msgspec.structs.fields(kind)} - {"trace_headers"}
+    assert {name for name in names if f"`{name}`" not in PAGE} == set()

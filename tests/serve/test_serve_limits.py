@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import socket
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from urllib.parse import urlsplit
 
 import httpx2
@@ -11,7 +13,7 @@ import pytest
 import websockets.sync.client
 from websockets.exceptions import InvalidStatus
 
-from fake_server import FakeServer
+from fake_server import FAKE, FakeServer
 
 BODY = {"model": "fake", "messages": [{"role": "user", "content": "hi"}]}
 
@@ -84,19 +86,50 @@ def test_a_body_that_never_comes() -> None:
                 b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n"
                 b"content-type: application/json\r\ncontent-length: 100\r\n\r\n{"
             )
-            head, _, body = raw.recv(65_536).partition(b"\r\n\r\n")
+            answer = b""
+            while not answer.endswith(b"}"):
+                answer += raw.recv(65_536)
+            head, _, body = answer.partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 408 ")
         assert json.loads(body)["error"]["code"] == "body_timeout"
 
 
 def test_more_calls_than_may_be_open() -> None:
-    """`/health` answers all the same."""
+    """`/health` answers all the same, and there is room again when one has gone."""
     with FakeServer(answers={}, settings={"max_connections": 1}) as server:
-        with httpx2.stream(
-            "POST", server.url + "/v1/chat/completions", json={**BODY, "stream": True}, timeout=5
-        ) as _open:
-            pass
-        server.wait_for(lambda: server.service.open_calls == 0)
+        with ThreadPoolExecutor() as pool, httpx2.Client() as client:
+            first = pool.submit(_chat, server)
+            server.wait_for(lambda: server.stages["thinker"].live)
+            refused = client.post(server.url + "/v1/chat/completions", json=BODY)
+            assert _error(refused) == (503, "too_many_connections")
+            assert refused.headers["retry-after"] == "1"
+            assert client.get(server.url + "/health").status_code == 200
+            server.on_loop(lambda: _finish(server))
+            assert first.result(10).status_code == 200
+        assert _error(httpx2.get(server.url + "/v1/nothing"))[0] == 404
+
+
+def test_more_calls_than_may_wait_at_a_stage() -> None:
+    """One runs, none may wait: the second is told when to come back."""
+    topology = replace(
+        FAKE, stages=tuple(replace(s, engine={"max_num_seqs": 1}) for s in FAKE.stages)
+    )
+    with FakeServer(answers={}, topology=topology, settings={"max_queued": 0}) as server:
+        with ThreadPoolExecutor() as pool:
+            first = pool.submit(_chat, server)
+            server.wait_for(lambda: server.stages["thinker"].live)
+            refused = _chat(server)
+            assert _error(refused) == (429, "overloaded")
+            assert int(refused.headers["retry-after"]) >= 1
+            assert "stage 'thinker'" in refused.json()["error"]["message"]
+            server.on_loop(lambda: _finish(server))
+            assert first.result(10).status_code == 200
+
+
+def _finish(server: FakeServer) -> None:
+    thinker = server.stages["thinker"]
+    for uid in list(thinker.live):
+        thinker.tokens(uid, 1, finish="stop")
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/audio/speech", "/admin/abort"])

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from hibari import Hibari
 from scipy.signal import resample_poly
-from transformers import GenerationConfig, WhisperForConditionalGeneration, WhisperFeatureExtractor
+from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration
 
 from antiphon.models.voice.limits import HEARING_REPLY
 from antiphon.models.voice.topology import TOPOLOGY
@@ -27,7 +27,8 @@ from tiny import Driven
 
 RATE = 16_000
 START, END, NO_TIMESTAMPS = 50257, 50256, 50362
-WINDOW_BYTES = 2 * 4 * 384 * 4  # K and V, layers, width, fp32: of a position
+SMALL_BLOCK = 32  # positions; the least that vLLM's attention on CPU takes
+WINDOW_BLOCKS = -(-1500 // SMALL_BLOCK) + 1  # of a sound, and the first of its text
 
 Wave = npt.NDArray[np.float32]
 
@@ -42,6 +43,11 @@ def speech(text: str) -> Wave:
     """`text` spoken, float32 [n] at 16 kHz."""
     made = np.asarray(_speaker()(text), np.float64)  # at 24 kHz
     return np.asarray(resample_poly(made, 2, 3), np.float32)
+
+
+def block_bytes() -> int:
+    """Of a small block: K and V of 4 layers, 384 wide, in fp32."""
+    return 2 * 4 * 384 * 4 * SMALL_BLOCK
 
 
 def clip(wave: Wave) -> AudioClip:
@@ -83,17 +89,11 @@ def _reference() -> tuple[WhisperForConditionalGeneration, WhisperFeatureExtract
     return model, WhisperFeatureExtractor.from_pretrained(folder)
 
 
-def transcribed(wave: Wave, *, ruled: bool = True) -> list[int]:
-    """What transformers' `generate` writes, greedily; not `ruled`: nothing is suppressed."""
+def transcribed(wave: Wave) -> list[int]:
+    """What transformers' `generate` writes, greedily."""
     model, extractor = _reference()
     features = extractor(wave, sampling_rate=RATE, return_tensors="pt").input_features
-    config = GenerationConfig.from_model_config(model.config)
-    config.update(**model.generation_config.to_dict())
-    config.max_length = None
-    config.max_new_tokens = HEARING_REPLY - 1
-    if not ruled:
-        config.suppress_tokens = config.begin_suppress_tokens = None
     with torch.inference_mode(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        made = model.generate(features, generation_config=config, do_sample=False)
+        made = model.generate(features, max_new_tokens=HEARING_REPLY - 1, do_sample=False)
     return plain(made[0].tolist())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import itertools
 from dataclasses import dataclass, field
 
 from antiphon.bench.serve_sse import Usage
@@ -105,7 +106,7 @@ class AnswerMeter:
             latency_s=last_s - self.start_s,
             text="".join(self._text),
             ttft_s=times[0] - self.start_s if times else None,
-            itl_s=tuple(b - a for a, b in zip(times, times[1:], strict=False)),
+            itl_s=tuple(b - a for a, b in itertools.pairwise(times)),
             ttfa_s=self._first_audio_s - self.start_s if self._first_audio_s is not None else None,
             continuity=self._continuity.report() if heard else None,
             prompt_tokens=self._usage.prompt_tokens,

@@ -1,4 +1,4 @@
-"""`antiphon bench WHAT`: measure Antiphon's own cost, and what streaming gains."""
+"""`antiphon bench WHAT`: measure Antiphon's own cost, what streaming gains, and a server."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from antiphon.cli import bench_model, bench_stream
+from antiphon.cli import bench_model, bench_serve, bench_serve_vllm, bench_stream
 from antiphon.cli.arguments import Formatter, add_verbose, whole_numbers
 
 _EXAMPLES = """examples:
@@ -16,6 +16,7 @@ _EXAMPLES = """examples:
   antiphon bench kv --sizes 64 --json kv.json
   antiphon bench model qwen3-omni-tiny
   antiphon bench stream --concurrency 1,4 --rounds 5 --json stream.json
+  antiphon bench serve --max-concurrency 8
 """
 
 
@@ -23,14 +24,22 @@ def add_parser(commands: Any) -> None:
     """Add the command to argparse's sub-commands."""
     parser = commands.add_parser(
         "bench",
-        help="measure what Antiphon costs, and what streaming gains",
+        help="measure what Antiphon costs, what streaming gains, and a server under load",
         description="Measure on this machine what Antiphon costs over plain vLLM, and what stream"
-        " edges gain.",
+        " edges gain; or put load on a server.",
         epilog=_EXAMPLES,
         formatter_class=Formatter,
     )
     benches = parser.add_subparsers(dest="bench", metavar="WHAT", required=True)
-    for add in (_add_scheduler, _add_worker, _add_kv, _add_model, _add_stream):
+    for add in (
+        _add_scheduler,
+        _add_worker,
+        _add_kv,
+        _add_model,
+        _add_stream,
+        _add_serve,
+        _add_serve_vllm,
+    ):
         add(benches)
 
 
@@ -98,6 +107,35 @@ def _add_stream(benches: Any) -> None:
         " minutes. The exit code is 1 if the two do not give the same text and sound.",
     )
     bench_stream.add_options(stream)
+
+
+def _add_serve(benches: Any) -> None:
+    serve = benches.add_parser(
+        "serve",
+        help="a server under load, as its callers see it",
+        description="Put load on a server that speaks OpenAI's API, ours or another, and report"
+        " what its\ncallers see, in the layout of `vllm bench serve`: times to the first text and"
+        " sound,\nbetween tokens and to the end, gaps in the playback, and what it gives in a"
+        " second.\nThe exit code is 1 if a call fails.",
+        epilog=bench_serve.EXAMPLES,
+        formatter_class=Formatter,
+    )
+    add_verbose(serve, argparse.SUPPRESS)
+    bench_serve.add_options(serve)
+    serve.set_defaults(run=bench_serve.run)
+
+
+def _add_serve_vllm(benches: Any) -> None:
+    compared = _add(
+        benches,
+        "serve-vllm",
+        bench_serve_vllm.run,
+        "chat through our server, over vLLM's own server",
+        "Tokens per second, time to the first and between tokens of chats in text: our server"
+        " over\nvLLM's own, both started here with one checkpoint; rounds alternate. Takes"
+        " minutes.",
+    )
+    bench_serve_vllm.add_options(compared)
 
 
 def _add(

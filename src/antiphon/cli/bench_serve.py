@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import json
+import importlib.util
 import math
 import os
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from antiphon.cli.arguments import positive_number, whole_number
+from antiphon.cli.bench_values import goal, json_object, measures, number, percentiles, rate, share
 from antiphon.cli.serve import API_KEY
+from antiphon.errors import InvalidRequestError, OperatorError, SettingError
 
 if TYPE_CHECKING:
     from antiphon.bench.serve_client import Call
@@ -24,6 +27,7 @@ EXAMPLES = """examples:
   antiphon bench serve --base-url http://host:8000 --model NAME    any server with OpenAI's API
   antiphon bench serve --max-concurrency 64 --duration-s 60 --disconnect-rate 0.3    under stress
 """
+NUM_PROMPTS = 100
 _MEASURES = "ttft,tpot,itl,e2el,ttfa,rtf,underrun"
 
 
@@ -71,12 +75,12 @@ def _add_question(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--max-tokens", type=whole_number, metavar="N", help="longest text (default: the server's)"
     )
-    group.add_argument("--temperature", type=_number, metavar="T", help="of sampling; 0 is greedy")
+    group.add_argument("--temperature", type=number, metavar="T", help="of sampling; 0 is greedy")
     group.add_argument(
         "--ignore-eos", action="store_true", help="have every text as long as --max-tokens"
     )
     group.add_argument(
-        "--extra-body", type=_json_object, default={}, metavar="JSON", help="more for every call"
+        "--extra-body", type=json_object, metavar="JSON", help="object merged into every call"
     )
 
 
@@ -93,14 +97,14 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--request-rate",
-        type=_rate,
+        type=rate,
         default=math.inf,
         metavar="R",
         help="calls per second, at random times; inf makes each as soon as --max-concurrency lets",
     )
     group.add_argument(
         "--burstiness",
-        type=_rate,
+        type=rate,
         default=1.0,
         metavar="B",
         help="of --request-rate: 1 is a Poisson process, less is more bursty, more is more even",
@@ -110,7 +114,7 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--disconnect-rate",
-        type=_share,
+        type=share,
         default=0.0,
         metavar="P",
         help="share of the callers, 0 to 1, that go away before the end",
@@ -129,23 +133,22 @@ def _add_results(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("results")
     group.add_argument(
         "--percentile-metrics",
-        type=_measures,
+        type=measures,
         default=_MEASURES,
         metavar="LIST",
         help=f"which to report, of {_MEASURES},client_queue_time",
     )
     group.add_argument(
         "--metric-percentiles",
-        type=_percentiles,
+        type=percentiles,
         default="90,99",
         metavar="P,P,…",
         help="which percentiles of them",
     )
     group.add_argument(
         "--goodput",
-        type=_goal,
+        type=goal,
         nargs="+",
-        default=[],
         metavar="NAME:LIMIT",
         help="count the answers per second that keep all limits, in ms, as in ttft:500 ttfa:900",
     )
@@ -174,7 +177,7 @@ def run(options: argparse.Namespace) -> int:
     prompts = built_in() if options.dataset is None else read_prompts(options.dataset)
     done = signals.run(lambda: _measure(call, prompts, load))
     summary = summarize(
-        done, options.percentile_metrics, options.metric_percentiles, dict(options.goodput)
+        done, options.percentile_metrics, options.metric_percentiles, dict(options.goodput or ())
     )
     print(report(summary, load))
     if options.save_result:
@@ -194,15 +197,17 @@ async def _measure(call: Call, prompts: tuple[Prompt, ...], load: Load) -> Run:
             return await run_load(client.ask, prompts, load, progress.watch)
 
 
-def _check(options: argparse.Namespace) -> None:
-    """Raise what can be known before the first call."""
-    import importlib.util
-
-    from antiphon.errors import InvalidRequestError, SettingError
-    from antiphon.orchestrator.files import check_output_path
-
+def check_client() -> None:
+    """Raise SettingError if the library of the callers is not installed."""
     if importlib.util.find_spec("aiohttp") is None:
         raise SettingError("aiohttp is not installed; pip install 'antiphon[bench]'")
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Raise what can be known before the first call."""
+    from antiphon.orchestrator.files import check_output_path
+
+    check_client()
     endless = math.isinf(options.request_rate) and options.max_concurrency is None
     if options.duration_s is not None and options.num_prompts is None and endless:
         raise InvalidRequestError(
@@ -225,10 +230,8 @@ def _call(options: argparse.Namespace) -> Call:
     modalities = tuple(part.strip() for part in options.modalities.split(",") if part.strip())
     for one in modalities:
         if one not in ("text", "audio"):
-            from antiphon.errors import InvalidRequestError
-
             hint = did_you_mean(one, ("text", "audio"))
-            raise InvalidRequestError(f"--modalities: no {one!r} can be measured{hint}")
+            raise InvalidRequestError(f"--modalities: {one!r} cannot be measured{hint}")
     return Call(
         url=url,
         model=options.model or _served_model(url, key),
@@ -238,7 +241,55 @@ def _call(options: argparse.Namespace) -> Call:
         max_tokens=options.max_tokens,
         temperature=options.temperature,
         ignore_eos=options.ignore_eos,
-        extra_body=options.extra_body,
+        extra_body=options.extra_body or {},
         api_key=key,
         timeout_s=options.timeout_s,
     )
+
+
+def _load(options: argparse.Namespace) -> Load:
+    from antiphon.bench.serve_load import Load
+
+    num_prompts = options.num_prompts
+    if num_prompts is None and options.duration_s is None:
+        num_prompts = NUM_PROMPTS
+    return Load(
+        num_prompts=num_prompts,
+        duration_s=options.duration_s,
+        request_rate=options.request_rate,
+        burstiness=options.burstiness,
+        max_concurrency=options.max_concurrency,
+        disconnect_rate=options.disconnect_rate,
+        disconnect_within_s=options.disconnect_within_s,
+        seed=options.seed,
+    )
+
+
+def _served_model(url: str, key: str | None) -> str:
+    """The first that the server names."""
+    import msgspec
+
+    from antiphon.cli import ask
+
+    class Card(msgspec.Struct):
+        id: str
+
+    class Models(msgspec.Struct):
+        data: list[Card]
+
+    served = ask.decoded(ask.get(url, "/v1/models", key), Models, url)
+    if not served.data:
+        raise OperatorError(f"the server at {url} has no model; name one with --model")
+    return served.data[0].id
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _file_name(call: Call, load: Load) -> Path:
+    """As vLLM makes it."""
+    limit = "" if load.max_concurrency is None else f"-concurrency{load.max_concurrency}"
+    model = call.model.rstrip("/").rpartition("/")[2]
+    when = time.strftime("%Y%m%d-%H%M%S")
+    return Path(f"openai-{call.endpoint}-{load.request_rate}qps{limit}-{model}-{when}.json")

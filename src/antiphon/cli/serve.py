@@ -55,6 +55,12 @@ def add_parser(commands: Any) -> None:
     )
     _add_address(parser)
     _add_limits(parser)
+    parser.add_argument(
+        "--otlp-endpoint",
+        metavar="URL",
+        help="send OpenTelemetry traces of every request to this collector, OTLP over HTTP, such as"
+        " http://127.0.0.1:4318 (default: none; needs antiphon[tracing])",
+    )
     parser.set_defaults(run=run, in_process=False)
 
 
@@ -140,6 +146,7 @@ def run(options: argparse.Namespace) -> int:
     check_installation()
     _check_libraries()
 
+    from antiphon.observe.tracing import Tracing
     from antiphon.orchestrator.omni import AsyncOmni
     from antiphon.serve.run import bind, serve
     from antiphon.serve.service import Service
@@ -169,11 +176,19 @@ def run(options: argparse.Namespace) -> int:
         max_queued=settings.max_queued,
     )
 
+    tracing = None if options.otlp_endpoint is None else Tracing.to(options.otlp_endpoint)
+    if tracing is not None:
+        omni.observe(tracing)
+
     async def main() -> None:
         listening = bind(settings.host, settings.port)
         await serve(Service(omni, settings), listening, _say, loading)
 
-    asyncio.run(main())
+    try:
+        asyncio.run(main())
+    finally:
+        if tracing is not None:
+            tracing.close()
     return 0
 
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import argparse
 import io
+import os
 import sys
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from antiphon.cli.arguments import Formatter, add_verbose, whole_number
+from antiphon.cli.serve import API_KEY
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 URL = "http://127.0.0.1:8000"
+_WIDE = 100  # cells: there is room for more than the most important
 _PATH = "/v1/antiphon/traces"
 
 
@@ -32,7 +35,11 @@ def add_parser(commands: Any) -> None:
         "id", nargs="?", metavar="ID", help="the request, by its id or by the caller's own"
     )
     parser.add_argument("--url", default=URL, help="the server")
-    parser.add_argument("--api-key", metavar="KEY", help="the server's key, if it asks for one")
+    parser.add_argument(
+        "--api-key",
+        metavar="KEY",
+        help=f"the server's key, if it asks for one (default: {API_KEY}, else none)",
+    )
     parser.add_argument("--json", action="store_true", help="print what the server says as JSON")
     parser.add_argument(
         "--limit", type=whole_number, default=20, metavar="N", help="how many requests to list"
@@ -48,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
         path = f"{_PATH}?limit={options.limit}"
     else:
         path = f"{_PATH}/{quote(options.id, safe='', errors='replace')}"
-    body = ask.get(options.url, path, options.api_key)
+    body = ask.get(options.url, path, options.api_key or os.environ.get(API_KEY))
     if options.json:
         print(ask.indented(body))
     elif options.id is None:
@@ -85,19 +92,26 @@ def _list(body: bytes, url: str) -> None:
     if not found:
         print("no request has ended yet")
         return
+    console = _console()
+    firsts = console.width >= _WIDE
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for column in ("ended", "id", "request", "outcome"):
+    table.add_column("ended", no_wrap=True)
+    table.add_column("id", overflow="fold")  # what gives way, without losing a character
+    for column in ("request", "outcome"):
         table.add_column(column, no_wrap=True)
-    for column in ("total", "TTFT", "TTFA"):
+    for column in ("total", *(("TTFT", "TTFA") if firsts else ())):
         table.add_column(column, no_wrap=True, justify="right")
-    table.add_column("label", overflow="ellipsis")  # what gives way on a narrow terminal
+    labels: set[str] = set()
     for one in found:
-        times = (seconds(s) for s in (one.total_s, one.ttft_s, one.ttfa_s))
+        # The caller's label is what the caller knows; it leads to the latest that had it.
+        name = one.id if one.label is None or one.label in labels else one.label
+        labels.add(name)
         at = datetime.fromtimestamp(one.started_unix_s + one.total_s).strftime("%H:%M:%S")
-        label = printable(one.label or "")
+        times = (one.total_s, *((one.ttft_s, one.ttfa_s) if firsts else ()))
+        outcome = ended(one.outcome, one.cause)
         request = f"{one.entry} {one.pipeline}"
-        table.add_row(at, one.id, request, ended(one.outcome, one.cause), *times, label)
-    _console().print(table)
+        table.add_row(at, printable(name), request, outcome, *(seconds(s) for s in times))
+    console.print(table)
 
 
 def _console() -> Console:

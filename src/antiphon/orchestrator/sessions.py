@@ -125,7 +125,7 @@ class Session:
 
         Segments that are under way finish with reason "abort". May be called twice.
         """
-        self._live.end(None)
+        self._live.end(None, "request")
         await self._live.ended.wait()
 
     # --- what comes back ----------------------------------------------------------------------

@@ -13,8 +13,12 @@ from antiphon.serve.calls import REQUEST_ID
 from antiphon.serve.chat import chat_router
 from antiphon.serve.limits import Limits
 from antiphon.serve.page import page_router
+from antiphon.serve.realtime.router import realtime_router
 from antiphon.serve.service import Service
+from antiphon.serve.speech import speech_router
 from antiphon.serve.status import status_router
+from antiphon.serve.traces import trace_router
+from antiphon.serve.transcriptions import transcription_router
 
 _DESCRIPTION = "OpenAI's API for an omni pipeline: text and speech, in and out."
 
@@ -32,6 +36,10 @@ def create_app(service: Service) -> FastAPI:
     app.include_router(page_router())
     app.include_router(status_router(service))
     app.include_router(chat_router(service))
+    app.include_router(speech_router(service))
+    app.include_router(transcription_router(service))
+    app.include_router(realtime_router(service))
+    app.include_router(trace_router(service.timelines))
     if service.settings.admin:
         app.include_router(admin_router(service))
     app.add_middleware(Limits, service=service)

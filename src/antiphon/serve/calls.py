@@ -8,7 +8,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from starlette.datastructures import Headers
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from antiphon.serve.errors import ApiError
 from antiphon.serve.settings import ServeSettings
@@ -50,14 +50,14 @@ async def until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """What `work` returns or raises; it is cancelled when the caller goes away.
 
     For handlers that answer at once at the end. The body has to have been read. Raises
-    CancelledError if the caller has gone.
+    ClientDisconnect if the caller has gone.
     """
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_gone(request))
     try:
         await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise asyncio.CancelledError("the caller has gone away")
+            raise ClientDisconnect
         return task.result()
     finally:
         for one in (task, gone):

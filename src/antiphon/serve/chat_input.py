@@ -7,7 +7,7 @@ import binascii
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from antiphon.errors import AntiphonError, InvalidRequestError
+from antiphon.errors import CallerError, InputTooLongError
 from antiphon.orchestrator.api import OmniRequest
 from antiphon.pipeline.audio import MAX_CLIPS, AudioClip
 from antiphon.pipeline.topology import Entry, Topology, writer
@@ -19,7 +19,7 @@ from antiphon.serve.chat_protocol import (
     TextPart,
     UserMessage,
 )
-from antiphon.serve.errors import ApiError, api_error
+from antiphon.serve.errors import ApiError
 from antiphon.serve.past_answers import PastAnswers
 from antiphon.serve.sound_out import FORMATS
 from antiphon.serve.voices import voice_params
@@ -123,7 +123,7 @@ class _Reader:
     def __init__(self, entry: Entry, past: PastAnswers, max_audio_s: float) -> None:
         self._entry = entry
         self._past = past
-        self._left_s = max_audio_s
+        self._max_s = self._left_s = max_audio_s
         self.clips = 0
 
     async def turns(self, body: ChatRequest) -> list[Turn]:
@@ -162,11 +162,15 @@ class _Reader:
             data = base64.b64decode(part.input_audio.data, validate=True)
         except (binascii.Error, ValueError) as error:
             raise _refused(f"{place}.data", f"is no base64: {error}") from None
+        place += ".data"
         try:
-            clip = await sound_in.decode(data, max_s=max(self._left_s, 0.0), name=place)
-        except AntiphonError as error:
-            raise _at(f"{place}.data", error) from None
-        self._left_s -= clip.seconds
+            clip = await sound_in.decode(data, max_s=self._left_s, name=place)
+        except InputTooLongError as error:
+            reason = f"makes it more than {self._max_s:g} s of sound in one call; give less"
+            raise _refused(place, reason, error.code) from None
+        except CallerError as error:
+            raise _refused(place, str(error).removeprefix(f"{place} "), error.code) from None
+        self._left_s = max(0.0, self._left_s - clip.seconds)
         return clip
 
     def _assistant(self, message: AssistantMessage, place: str) -> str:
@@ -191,12 +195,5 @@ def _joined(texts: list[str]) -> str:
     return "\n".join(texts)
 
 
-def _refused(place: str, reason: str) -> ApiError:
-    return ApiError(400, f"{place} {reason}", code="invalid_parameter", param=place)
-
-
-def _at(place: str, error: AntiphonError) -> ApiError:
-    """The answer to an error, with the field that is to blame."""
-    answer = api_error(error)
-    answer.param = place
-    return answer
+def _refused(place: str, reason: str, code: str = "invalid_parameter") -> ApiError:
+    return ApiError(400, f"{place} {reason}", code=code, param=place)

@@ -144,7 +144,18 @@ class StreamOptions(Body):
     include_obfuscation: bool | None = None
 
 
+def _as_list(stop: Any) -> Any:
+    return [stop] if isinstance(stop, str) else stop
+
+
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
+Stops = Annotated[
+    list[Stop],
+    Field(max_length=4),
+    BeforeValidator(
+        _as_list, json_schema_input_type=Stop | Annotated[list[Stop], Field(max_length=4)]
+    ),
+]
 
 
 class ChatRequest(Body):
@@ -163,7 +174,7 @@ class ChatRequest(Body):
     seed: Whole | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    stop: Stop | Annotated[list[Stop], Field(max_length=4)] | None = None
+    stop: Stops | None = None
 
     # Taken, and without effect.
     metadata: dict[str, Any] | None = None
@@ -224,7 +235,7 @@ class ChatRequest(Body):
         if self.stream and self.audio.format != "pcm16":
             reason = f"is {self.audio.format!r}; a streamed answer has pcm16, or leave out stream"
             raise _wrong("audio.format", reason)
-        if self.stops:
+        if self.stop:
             raise _wrong("stop", "is for text alone; leave it out, or ask for text")
         return self
 
@@ -232,11 +243,6 @@ class ChatRequest(Body):
     def sound(self) -> AudioOptions | None:
         """How the answer is to sound; None if it is text alone."""
         return self.audio if "audio" in (self.modalities or ()) else None
-
-    @property
-    def stops(self) -> tuple[str, ...]:
-        """The strings before which the text ends."""
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     @property
     def reports_usage(self) -> bool:

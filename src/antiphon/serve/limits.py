@@ -56,10 +56,12 @@ class Limits:
             if began:
                 raise  # the answer is under way: nothing can be said any more
             await _refuse(scope, receive, send, error)
-        except (ClientDisconnect, TimeoutError):
+        except ClientDisconnect:
+            pass  # nobody is there to be answered
+        except TimeoutError:
             if not began:
                 raise
-            # The caller has gone, or takes nothing any more: the server closes the connection.
+            # The caller takes nothing any more: the server closes the connection.
 
     def _check_origin(self, scope: Scope) -> None:
         """A page of another site must not use a server that its reader's machine can reach."""

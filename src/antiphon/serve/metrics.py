@@ -11,6 +11,7 @@ from typing import Protocol
 
 from fastapi import APIRouter, Header, Response
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.openmetrics import exposition as openmetrics
 
 from antiphon.observe import table
 from antiphon.observe.exposition import Exposition
@@ -58,8 +59,7 @@ async def scrape(
             [_without_model(family) for family in measured.engine],
             {table.MODEL: metrics.model_name, "stage": stage, "replica": str(REPLICA)},
         )
-    encode, content_type = choose_encoder(accept)
-    return encode(exposition), content_type
+    return _encoded(exposition, accept)
 
 
 def metrics_router(omni: Measurable, metrics: Metrics) -> APIRouter:
@@ -73,6 +73,16 @@ def metrics_router(omni: Measurable, metrics: Metrics) -> APIRouter:
         return Response(body, headers={"content-type": content_type})
 
     return router
+
+
+def _encoded(exposition: Exposition, accept: str) -> tuple[bytes, str]:
+    encode, content_type = choose_encoder(accept)
+    if content_type.startswith("application/openmetrics-text"):
+        # However names are to be escaped: ours are valid in every way, but the library takes the
+        # colons out of samples' names (and of no others) unless all of UTF-8 is allowed.
+        body = openmetrics.generate_latest(exposition, escaping=openmetrics.ALLOWUTF8)
+        return body, openmetrics.CONTENT_TYPE_LATEST
+    return encode(exposition), content_type
 
 
 class _Figures:

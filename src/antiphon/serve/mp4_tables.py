@@ -42,7 +42,7 @@ def check_tables(data: bytes, name: str) -> None:
 
 def _but_media(data: bytes) -> bytes | None:
     """All boxes of the file but those of kind mdat; None for more than anybody writes."""
-    parts, at = [], 0
+    parts, at = list[bytes](), 0
     for _ in range(_MAX_BOXES):
         if at + 8 > len(data):
             return b"".join(parts)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from antiphon.serve.realtime.settings import RealtimeSettings
+
 MIB = 1 << 20
 
 
@@ -40,3 +42,4 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How long calls may go on after SIGTERM."""
     default_deadline_s: float | None = None
     """Of calls that give none themselves; None is no deadline."""
+    realtime: RealtimeSettings = RealtimeSettings()

@@ -94,7 +94,7 @@ def _plain_wav(data: bytes) -> AudioClip | None:
     """What the standard library can read; it knows neither floats nor extended headers."""
     try:
         return AudioClip.from_wav(data)
-    except InvalidRequestError:
+    except (InvalidRequestError, RuntimeError):  # the latter for chunks that overlap
         return None
 
 
@@ -120,7 +120,10 @@ def _decode(container: InputContainer, limit_s: float, name: str) -> AudioClip:
     rate, count, parts = 0, 0, []
     for frame in _frames(container, name):
         rate = frame.sample_rate
-        mono = frame.to_ndarray().mean(axis=0, dtype=np.float32)  # [channels, n]
+        channels = frame.to_ndarray()  # float32 [channels, n]
+        if not np.isfinite(channels).all():
+            raise InvalidRequestError(f"{name} has samples that are no finite numbers; mend it")
+        mono = channels.mean(axis=0, dtype=np.float32)
         count += mono.size
         if count > limit_s * rate:
             raise _too_long(name, limit_s)

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 from antiphon.pipeline.suggest import did_you_mean
 from antiphon.serve.errors import ApiError
@@ -16,8 +25,21 @@ Name = Annotated[str, Field(max_length=_SHOWN)]
 """Of something that the server knows by name."""
 Whole = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]  # what a message to a stage can carry
 Text = Annotated[str, Field(max_length=1 << 26)]
-"""Unicode that can be encoded: with a bound pydantic looks at it. The body has a limit of its own."""
-Parameter = bool | Whole | float | Text
+"""Unicode that can be encoded: pydantic looks at what has a bound. Bodies have a smaller one."""
+
+
+def _in_words(value: Any, union: ValidatorFunctionWrapHandler) -> Any:
+    """One complaint, in place of one for each member of the union."""
+    try:
+        return union(value)
+    except ValidationError:
+        raise PydanticCustomError(
+            "parameter", "Input should be true, false, a finite number or a text"
+        ) from None
+
+
+Parameter = Annotated[bool | Whole | float | Text, WrapValidator(_in_words)]
+"""What a pipeline's models can be told."""
 
 
 class Body(BaseModel):

@@ -9,9 +9,12 @@ SPEAKER = "speaker"
 """The parameter of an entry that says who speaks."""
 DEFAULT = "default"
 """The name of whoever speaks where nobody is named."""
-OPENAI = frozenset(
-    "alloy ash ballad cedar coral echo fable marin nova onyx sage shimmer verse".split()
-)
+# fmt: off
+OPENAI = frozenset({
+    "alloy", "ash", "ballad", "cedar", "coral", "echo", "fable", "marin", "nova", "onyx", "sage",
+    "shimmer", "verse",
+})
+# fmt: on
 
 
 def voice_params(entry: Entry, voice: str | None) -> dict[str, str]:

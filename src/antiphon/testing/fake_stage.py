@@ -132,7 +132,8 @@ class FakeStage(StageClient):
             case Inspect():
                 self._soon(self.emit, self._inspection(command.token))
             case Measure():
-                self._soon(self.emit, Measured(command.token, 0, Gate(time.monotonic).statistics()))
+                gate = Gate(time.monotonic).statistics()
+                self._by_itself(self.emit, Measured(command.token, 0, gate))
             case Stop():
                 self.stop(0)
         self.on_command(command)
@@ -312,7 +313,7 @@ class FakeStage(StageClient):
             self._by_itself(self.report)
             return
         self.waiting.discard(uid)
-        if ref.end:
+        if self.store.complete(uid):
             self._run_soon(uid)
 
     def _run_soon(self, uid: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from antiphon.core.chunks import MAX_AHEAD
 from antiphon.payload.ref import Ref
 from antiphon.stage.messages import Discard, Used
 
@@ -16,7 +17,9 @@ class FakeStore:
         self._seqs: dict[tuple[str, str, int], int] = {}
         # By uid: edges and keys that it has not taken; no key: a lost cache's token ids.
         self._given: dict[str, list[tuple[str, str | None]]] = {}
-        self._ended: set[str] = set()  # uids whose input has ended
+        # By uid: the numbers of the chunks that it has been given, and of the last one.
+        self._seen: dict[str, set[int]] = {}
+        self._ends: dict[str, int] = {}
         self._used: dict[str, list[str]] = {}  # by edge, not reported
 
     def put(
@@ -51,16 +54,22 @@ class FakeStore:
             return
         if ref.epoch != epoch:
             raise AssertionError(f"{uid} is in epoch {epoch} and was given a chunk of {ref.epoch}")
-        if uid in self._ended:
-            raise AssertionError(f"{uid} was given a chunk behind the end of its input")
+        seen = self._seen.setdefault(uid, set())
         if ref.end:
-            self._ended.add(uid)
+            self._ends[uid] = ref.seq
+        if ref.seq in seen or max(ref.seq, *seen, 0) > self._ends.get(uid, MAX_AHEAD):
+            raise AssertionError(f"{uid} was given a chunk twice or behind the end of its input")
+        seen.add(ref.seq)
         if not ref.empty:
             self._given.setdefault(uid, []).append((ref.edge, ref.key))
 
     def holds(self, uid: str) -> bool:
         """Whether the request has been given chunks that it has not taken."""
         return uid in self._given
+
+    def complete(self, uid: str) -> bool:
+        """Whether all of the request's input has come; in a join its end may come first."""
+        return len(self._seen.get(uid, ())) == self._ends.get(uid, -2) + 1
 
     def take(self, uid: str) -> None:
         """The request takes what it has been given, and needs it no more."""
@@ -70,7 +79,8 @@ class FakeStore:
     def forget(self, uid: str) -> None:
         """The request is over."""
         self.take(uid)
-        self._ended.discard(uid)
+        self._seen.pop(uid, None)
+        self._ends.pop(uid, None)
 
     def take_used(self) -> dict[str, list[str]]:
         """What has been used up since the last call."""

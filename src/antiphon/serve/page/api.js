@@ -69,7 +69,7 @@ async function reach(path, options) {
     return await fetch(path, { cache: "no-store", credentials: "omit", ...options });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Problem("the server does not answer");
+    throw new Problem("there was no answer", { code: "unreachable" });
   }
 }
 
@@ -95,7 +95,7 @@ async function* piecesOf(body) {
     }
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Problem("the connection broke while the answer was coming");
+    throw new Problem("the connection broke", { code: "broken_off" });
   } finally {
     reader.cancel().catch(() => {}); // it may have ended already
   }
@@ -112,7 +112,7 @@ async function* chunksOf(body) {
     }
     yield chunk;
   }
-  throw new Problem("the answer ended too early");
+  throw new Problem("the answer has no end", { code: "broken_off" });
 }
 
 /** The data of each event; https://html.spec.whatwg.org/multipage/server-sent-events.html */

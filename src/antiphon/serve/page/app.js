@@ -1,0 +1,210 @@
+// The playground: puts the parts together.
+
+import { Api, Problem } from "./api.js";
+import { chat, chatBody, speak, speechBody, timelineOf } from "./ask.js";
+import { Composer } from "./composer.js";
+import { Answer, Conversation, Question } from "./conversation.js";
+import { announce, byId } from "./dom.js";
+import { Player } from "./player.js";
+import { abilities, Watch } from "./server.js";
+import { apiKey, askForKey, Settings } from "./settings.js";
+import { AnswerTurn, questionTurn } from "./turns.js";
+import { explain } from "./words.js";
+
+const PICTURES =
+  "This pipeline answers with pictures, which OpenAI's chat protocol does not carry. " +
+  "Use it from Python: Omni(…).chat(…).";
+const NO_KEY = "Without a key this server answers nothing. Load the page again to give one.";
+const NOTHING = "This pipeline has neither a conversation nor speech that this page could offer.";
+
+const api = new Api(apiKey);
+const watch = new Watch(api);
+const player = new Player();
+const settings = new Settings();
+const conversation = new Conversation();
+const composer = new Composer({
+  text: (text) => begin(composer.mode, new Question(text)),
+  recorded: (samples) => begin("chat", new Question("", samples)),
+  recording: () => interrupt(),
+});
+
+let card = null; // of the model; null until it is known
+let can = null; // what its pipeline can do
+let current = null; // the round whose request is under way
+let latest = null; // the last one, whose sound may be heard still
+
+async function open() {
+  byId("interrupt").addEventListener("click", interrupt);
+  byId("new").addEventListener("click", startAnew);
+  document.addEventListener("keydown", (event) => {
+    if (event.key === "Escape" && !document.querySelector("dialog[open]")) interrupt();
+  });
+  watch.untilWell();
+  await meet();
+  composer.focus();
+}
+
+/** Learn what is served, with a key where one is asked for. */
+async function meet() {
+  for (;;) {
+    try {
+      card = await api.model();
+      break;
+    } catch (error) {
+      if (!(error instanceof Problem)) throw error;
+      if (error.status === 401) {
+        if (!(await askForKey())) return notice(NO_KEY);
+      } else if (error.status) return notice(explain(error).headline);
+      else await watch.untilWell();
+    }
+  }
+  can = abilities(card);
+  byId("model").textContent = card.id;
+  byId("description").textContent = card.antiphon.description;
+  document.title = `${card.id} · Antiphon`;
+  settings.fit(can);
+  composer.fit(can);
+  if (can.givesPictures) notice(PICTURES);
+  else if (!can.hasChat && !can.hasSpeech) notice(NOTHING);
+}
+
+function notice(words) {
+  byId("notice").hidden = false;
+  byId("notice").textContent = words;
+}
+
+// --- one round ------------------------------------------------------------------------------
+
+/** Ask or have spoken; what was under way is interrupted. */
+async function begin(kind, question) {
+  interrupt();
+  player.wake(); // now, while a key press or click allows it
+  const { values } = settings;
+  const answer = new Answer();
+  answer.textOnly = kind === "chat" && (values.textOnly || !can.speaks);
+  const request =
+    kind === "chat"
+      ? chatBody(card.id, conversation.messages(values.system, question), values, can.speaks)
+      : speechBody(card.id, question.text, values);
+  if (kind === "chat") conversation.add(question, answer);
+  const turn = new AnswerTurn(answer, player, {
+    who: card.id,
+    order: can.stages,
+    hasWords: kind === "chat",
+    onQuiet: refresh,
+  });
+  const again = () => {
+    conversation.drop(answer);
+    return begin(kind, question);
+  };
+  const round = { kind, request, answer, turn, again, aborter: new AbortController(), over: false };
+  show(questionTurn(question, kind), turn.node);
+  [current, latest] = [round, round];
+  refresh();
+  await conclude(round, await run(round));
+}
+
+/** The whole request; the problem that ended it, or null. */
+async function run({ kind, request, answer, turn, aborter }) {
+  const on = {
+    text: () => keepingEnd(() => turn.text()),
+    sound: (samples) => keepingEnd(() => turn.sound(samples)),
+  };
+  try {
+    await (kind === "chat" ? chat : speak)(api, request, aborter.signal, answer, on);
+    return null;
+  } catch (error) {
+    if (aborter.signal.aborted) return null;
+    if (error instanceof Problem) return error;
+    throw error;
+  }
+}
+
+async function conclude(round, problem) {
+  const { answer, turn, again } = round;
+  if (current === round) current = null;
+  if (problem?.status === 401 && (await askForKey())) {
+    turn.node.previousElementSibling.remove(); // it is asked once more, and seen once
+    turn.node.remove();
+    return again();
+  }
+  if (problem) {
+    answer.problem = problem;
+    conversation.breakOff(answer, "failed", answer.soundS); // what has come is heard to its end
+    if (problem.status === 0 || problem.status === 503) watch.untilWell();
+  } else if (answer.state !== "interrupted") {
+    conversation.finish(answer);
+  }
+  round.over = true;
+  keepingEnd(() => {
+    turn.complete();
+    turn.conclude(again);
+  });
+  refresh();
+  announce(wordsOfEnd(answer));
+  if (!answer.timeline && !problem) await addTimeline(round);
+}
+
+/** Speech, and what was broken off, bring no timeline: the server is asked for it. */
+async function addTimeline({ answer, turn, again }) {
+  try {
+    answer.timeline = await timelineOf(api, answer.id);
+  } catch (error) {
+    if (!(error instanceof Problem)) throw error;
+    return; // the answer is good without
+  }
+  if (answer.timeline) keepingEnd(() => turn.conclude(again));
+}
+
+function wordsOfEnd({ state, text, said }) {
+  if (state === "done") return text || "Spoken";
+  return state === "interrupted" ? `Interrupted after: ${said || "nothing"}` : "No answer";
+}
+
+/** End what is recorded, asked or heard, at once. */
+function interrupt() {
+  if (composer.discard()) return;
+  const round = current ?? latest;
+  if (round && (current === round || round.turn.speaking)) {
+    const { heardS } = round.turn;
+    player.stop();
+    conversation.breakOff(round.answer, "interrupted", heardS);
+    current = null;
+    round.aborter.abort();
+    if (round.over) round.turn.conclude(round.again); // else its end does
+  }
+  player.stop(); // what is heard again, too
+  refresh();
+}
+
+function startAnew() {
+  interrupt();
+  conversation.clear();
+  [current, latest] = [null, null];
+  byId("turns").replaceChildren();
+  byId("welcome").hidden = false;
+  announce("New conversation");
+  composer.focus();
+}
+
+// --- the page -------------------------------------------------------------------------------
+
+function show(...turns) {
+  byId("welcome").hidden = true;
+  byId("turns").append(...turns);
+  document.scrollingElement.scrollTop = document.scrollingElement.scrollHeight;
+}
+
+/** Change the page and keep its end in view for a reader who is there. */
+function keepingEnd(change) {
+  const page = document.scrollingElement;
+  const atEnd = page.scrollHeight - page.scrollTop - page.clientHeight < 80;
+  change();
+  if (atEnd) page.scrollTop = page.scrollHeight;
+}
+
+function refresh() {
+  composer.busy = current !== null || (latest?.turn.speaking ?? false);
+}
+
+open();

@@ -2,8 +2,8 @@
 
 import { bytesOfBase64, Pcm16Reader } from "./pcm.js";
 
-// OpenAI's API asks for a voice; pipelines with one voice take any name.
-const ANY_VOICE = "alloy";
+// OpenAI's API asks for a voice; this is whoever speaks where nobody is named.
+const ANY_VOICE = "default";
 
 /** The body of a chat with these messages. */
 export function chatBody(model, messages, settings, speaks) {

@@ -2,6 +2,7 @@
 
 import { base64OfBytes, RECORDING_RATE, SERVER_RATE, wavOf } from "./pcm.js";
 
+const MOST_CLIPS = 16; // recordings in one request, this one included
 const USUAL_PACE = 15; // characters of speech a second, until an answer has shown its own
 
 /** Something the reader typed or recorded. */
@@ -66,13 +67,21 @@ export class Conversation {
     this.#rounds.push([question, answer]);
   }
 
+  drop(answer) {
+    this.#rounds = this.#rounds.filter(([, given]) => given !== answer);
+  }
+
   clear() {
     this.#rounds = [];
   }
 
-  /** All messages with `question` as the last. Questions that got no answer are left out. */
+  /** All messages with `question` as the last. Left out are questions that got no answer, and the
+   * oldest rounds if there are more recordings than a request may have. */
   messages(system, question) {
-    const rounds = this.#rounds.filter(([, answer]) => answer.said);
+    const answered = this.#rounds.filter(([, answer]) => answer.said);
+    const recorded = answered.filter(([asked]) => asked.samples);
+    const oldest = answered.indexOf(recorded.at(-MOST_CLIPS)); // -1 where all fit
+    const rounds = recorded.length < MOST_CLIPS ? answered : answered.slice(oldest + 1);
     return [
       ...(system ? [{ role: "system", content: system }] : []),
       ...rounds.flatMap(([asked, { said }]) => [asked.message, { role: "assistant", content: said }]),

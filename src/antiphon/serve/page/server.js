@@ -18,7 +18,7 @@ export function abilities(card) {
     speaks: gives("audio"),
     hasSpeech: Boolean(speech),
     canChoose: gives("text") && gives("audio"),
-    takesVoice: params.includes("speaker") || params.includes("voice"),
+    takesVoice: params.includes("speaker"),
     stages: stages.map((stage) => stage.name),
   };
 }
@@ -26,7 +26,7 @@ export function abilities(card) {
 /** Watches `/health`, and shows it. */
 export class Watch {
   #api;
-  #timer = null;
+  #watching = null; // resolves when everything serves
   #line = byId("health");
   #stages = byId("stages");
 
@@ -36,14 +36,15 @@ export class Watch {
 
   /** Look now, and again until everything serves; resolves then. */
   untilWell() {
-    clearTimeout(this.#timer);
-    return new Promise((resolve) => {
-      const look = async () => {
-        if (await this.#look()) resolve();
-        else this.#timer = setTimeout(look, POLL_MS);
-      };
-      look();
-    });
+    this.#watching ??= this.#poll();
+    return this.#watching;
+  }
+
+  async #poll() {
+    while (!(await this.#look())) {
+      await new Promise((resolve) => setTimeout(resolve, POLL_MS));
+    }
+    this.#watching = null;
   }
 
   async #look() {
@@ -69,7 +70,7 @@ export class Watch {
 }
 
 const HEADLINES = {
-  starting: "The server is starting. You can type already.",
+  starting: "The server is starting.",
   draining: "The server is shutting down.",
   degraded: "A part of the server is not working.",
   gone: "The server cannot be reached. Trying again…",

@@ -6,7 +6,7 @@
 import { el, span } from "./dom.js";
 import { bytes, count, name, seconds } from "./words.js";
 
-const STEPS = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600];
+const STEPS = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600];
 const TICKS = 6; // at most
 
 /** The chart and its table. `order` is the pipeline's order of stages. */
@@ -134,7 +134,7 @@ function crossing({ edge, first_s, last_s, chunks, bytes: size }, end) {
 /** When text and sound came out. */
 function arrivals(timeline, end) {
   const ticks = (kind, list) =>
-    list.map(([at]) => span(el("span", { class: `tick ${kind}` }), at / end, at / end));
+    list.map(([at]) => span(el("span", { class: `tick of-${kind}` }), at / end, at / end));
   const { text_s: text, audio_s: sound } = timeline;
   if (text.length + sound.length === 0) return null;
   const hint = "when pieces of text (upper) and of sound (lower) came out";
@@ -149,7 +149,7 @@ function milestones(timeline, end) {
   const marks = found.map(([kind, words, at]) => {
     const side = at / end > 0.6 ? "before" : "after"; // so that it stays within the chart
     const label = el("span", { class: `flag-text ${side}` }, `${words} ${seconds(at)}`);
-    return span(el("span", { class: `flag ${kind}` }, label), at / end, at / end);
+    return span(el("span", { class: `flag to-${kind}` }, label), at / end, at / end);
   });
   return marks.length ? row("milestones", "", "", ...marks) : null;
 }
@@ -168,7 +168,9 @@ function axis(end) {
 }
 
 function tick(value, step) {
-  return value === 0 ? "0" : `${value.toFixed(step < 0.1 ? 2 : step < 1 ? 1 : 0)} s`;
+  if (value === 0) return "0";
+  if (step < 0.1) return `${Math.round(value * 1000)} ms`;
+  return `${value.toFixed(step < 1 ? 1 : 0)} s`;
 }
 
 function legend() {

@@ -27,12 +27,13 @@ export class AnswerTurn {
   #answer;
   #player;
   #playback = null; // what is heard of it now
-  #heardS = 0;
+  #speech = null; // the playback of it as it came
   #underruns = 0;
   #began = performance.now();
   #firstTextS = null;
   #firstSoundS = null;
   #order;
+  #onQuiet;
 
   #said = el("span");
   #unsaid = el("span", { class: "unsaid" });
@@ -46,11 +47,13 @@ export class AnswerTurn {
   #live = el("p", { class: "live", "aria-hidden": "true" });
   #notes = el("div", { class: "notes" });
 
-  /** `who` is the heading; `order` the pipeline's stages; `hasWords` whether text will come. */
-  constructor(answer, player, { who, order, hasWords }) {
+  /** `who` is the heading, `order` the pipeline's stages, `hasWords` whether text will come;
+   * `onQuiet` is told whenever its sound ends. */
+  constructor(answer, player, { who, order, hasWords, onQuiet }) {
     this.#answer = answer;
     this.#player = player;
     this.#order = order;
+    this.#onQuiet = onQuiet;
     this.#words.hidden = !hasWords;
     this.node = turn("answer", who, this.#words, this.#sound, this.#live, this.#notes);
     this.node.setAttribute("aria-busy", "true");
@@ -60,11 +63,17 @@ export class AnswerTurn {
     this.update();
   }
 
+  /** How much of it has been said, in seconds; hearing it again does not count. */
   get heardS() {
-    return this.#playback?.heardS ?? this.#heardS;
+    return this.#speech?.heardS ?? 0;
   }
 
-  get playing() {
+  /** Whether it is being said, which hearing it again is not. */
+  get speaking() {
+    return this.#speech !== null && !this.#speech.over;
+  }
+
+  get #playing() {
     return this.#playback !== null && !this.#playback.over;
   }
 
@@ -79,6 +88,7 @@ export class AnswerTurn {
     if (this.#firstSoundS === null) {
       this.#firstSoundS = this.#elapsed();
       this.#begin();
+      this.#speech = this.#playback;
     }
     this.#playback.push(samples);
     this.#wave.add(samples);
@@ -88,13 +98,8 @@ export class AnswerTurn {
   /** No more will come; what has come may still be heard. */
   complete() {
     this.#playback?.complete();
+    this.#underruns = this.#speech?.underruns ?? 0;
     this.node.setAttribute("aria-busy", "false");
-    this.update();
-  }
-
-  /** Silence. */
-  stop() {
-    this.#playback?.stop();
     this.update();
   }
 
@@ -105,10 +110,10 @@ export class AnswerTurn {
     this.#unsaid.textContent = text.slice(cut);
     this.node.dataset.state = state;
     this.#sound.hidden = length === 0;
-    this.#play.dataset.playing = this.playing;
-    this.#play.setAttribute("aria-label", this.playing ? "Stop the sound" : "Play the answer again");
+    this.#play.dataset.playing = this.#playing;
+    this.#play.setAttribute("aria-label", this.#playing ? "Stop the sound" : "Play the answer again");
     // What arrives still is played as it arrives; from the start it can be heard after that.
-    this.#play.disabled = !this.#answer.over && !this.playing;
+    this.#play.disabled = !this.#answer.over && !this.#playing;
     this.#save.hidden = !this.#answer.over;
     this.#showTime();
   }
@@ -126,9 +131,7 @@ export class AnswerTurn {
     if (problem) notes.push(problemView(problem, again));
     if (timeline) {
       notes.push(figures(timeline, this.#underruns));
-      const open = el("details", { class: "way" }, el("summary", {}, "Way through the stages"));
-      open.append(timelineView(timeline, this.#order));
-      notes.push(open);
+      notes.push(unfolding(timelineView(timeline, this.#order)));
     }
     this.#notes.replaceChildren(...notes);
     this.update();
@@ -140,16 +143,17 @@ export class AnswerTurn {
   }
 
   #ended() {
-    const playback = this.#playback;
-    this.#heardS = playback.heardS;
-    this.#underruns = Math.max(this.#underruns, playback.underruns);
-    this.#wave.heardS = this.#answer.over ? 0 : this.#heardS;
-    if (this.#answer.state === "interrupted") this.#wave.heardS = this.#heardS;
+    this.#wave.heardS = this.#playback.heardS; // where it stopped, all of it if it did not
     this.update();
+    this.#onQuiet();
   }
 
   #toggle() {
-    if (this.playing) {
+    if (this.#player.state === "suspended") {
+      this.#player.wake(); // the browser held it back, and lets it go now
+      return;
+    }
+    if (this.#playing) {
       this.#playback.stop();
       return;
     }
@@ -164,20 +168,19 @@ export class AnswerTurn {
     const step = () => {
       const waiting = !this.#answer.over;
       if (waiting) this.#showLive();
-      if (this.playing) {
+      if (this.#playing) {
         this.#wave.heardS = this.#playback.heardS;
         this.#showTime();
       }
-      if (waiting || this.playing) requestAnimationFrame(step);
+      if (waiting || this.#playing) requestAnimationFrame(step);
     };
     requestAnimationFrame(step);
   }
 
   #showTime() {
     const { soundS } = this.#answer;
-    this.#time.textContent = this.playing
-      ? `${clock(this.#playback.heardS)} / ${clock(soundS)}`
-      : clock(soundS);
+    const whole = clock(soundS, Math.ceil);
+    this.#time.textContent = this.#playing ? `${clock(this.#playback.heardS)} / ${whole}` : whole;
     this.#canvas.setAttribute("aria-label", `Waveform of ${seconds(soundS)} of sound`);
   }
 
@@ -200,6 +203,20 @@ export class AnswerTurn {
     el("a", { href: url, download: "antiphon-answer.wav" }).click();
     URL.revokeObjectURL(url);
   }
+}
+
+// As the reader has left the last one.
+let unfolded = matchMedia("(min-width: 48rem)").matches;
+
+function unfolding(view) {
+  const details = el(
+    "details",
+    { class: "way", open: unfolded },
+    el("summary", {}, "Timeline"),
+    view,
+  );
+  details.addEventListener("toggle", () => (unfolded = details.open));
+  return details;
 }
 
 function note(words) {

@@ -1,0 +1,590 @@
+"""The playground in a real browser, over stages that the test drives, and over the real pipeline."""
+
+from __future__ import annotations
+
+import importlib.resources
+import math
+import wave
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from playwright.sync_api import Browser, expect
+
+from antiphon.errors import StageStepError
+from antiphon.pipeline.topology import Entry
+from antiphon.serve.page import FILES, PATHS
+from antiphon.stage.messages import Abort, Submit
+from antiphon.testing.fake_stage import FakeStage
+from browser import INSECURE_HOST, Visit, chromium, visit
+from fake_server import ANSWERS, BY_HAND, FAKE, READY, FakeServer, WordsEntry
+from live_server import LiveServer
+
+RATE = 24_000
+ANSWER = ".answer >> nth=-1"
+DONE = ".answer[data-state=done]"
+WORDS = ".answer .words"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Closed with the module: while it is open, this thread's event loop is playwright's."""
+    with chromium() as found:
+        yield found
+
+
+@dataclass
+class Hand:
+    """A server whose stages do what the test says, and a page at it."""
+
+    server: FakeServer
+    seen: Visit
+
+    def stage(self, name: str) -> FakeStage:
+        return self.server.stages[name]
+
+    def unit(self, name: str) -> str:
+        """The uid of what the stage works on, once there is something."""
+        stage = self.stage(name)
+        return self.server.wait_for(lambda: next(iter(stage.live), ""))
+
+    def write(self, *tokens: int) -> None:
+        uid = self.unit("thinker")
+        self.server.on_loop(lambda: self.stage("thinker").tokens(uid, *tokens))
+
+    def hand_on(self, stage: str, edge: str, *, end: bool = True) -> None:
+        uid = self.unit(stage)
+        self.server.on_loop(lambda: self.stage(stage).ref(uid, edge, end=end))
+
+    def sound(self, seconds: float, finish: str | None = None) -> None:
+        uid = self.unit("code2wav")
+        samples = tone(seconds)
+        self.server.on_loop(lambda: self.stage("code2wav").audio(uid, samples, finish))
+
+    def finish(self, stage: str) -> None:
+        uid = self.unit(stage)
+        self.server.on_loop(lambda: self.stage(stage).finish(uid))
+
+    def speak(self, seconds: float) -> None:
+        """Two words of text, and so much sound."""
+        self.write(1, 2)
+        self.hand_on("thinker", "speech", end=False)
+        self.hand_on("talker", "codes", end=False)
+        self.sound(seconds)
+
+    def end(self) -> None:
+        for stage, edge in (("thinker", "speech"), ("talker", "codes")):
+            self.hand_on(stage, edge)
+            self.finish(stage)
+        self.finish("code2wav")
+
+    def acknowledge(self) -> None:
+        """Every stage has been told to abort, and does."""
+        for stage in self.server.stages.values():
+            self.server.wait_for(lambda stage=stage: stage.pending_aborts)  # type: ignore[misc]
+            self.server.on_loop(stage.acknowledge)
+
+
+@pytest.fixture
+def hand(browser: Browser) -> Iterator[Hand]:
+    with FakeServer(answers=BY_HAND) as server, visit(browser, server.url) as seen:
+        yield Hand(server, seen)
+        server.check_clean()
+
+
+def tone(seconds: float) -> list[float]:
+    return [0.5 * math.sin(index / 9) for index in range(round(seconds * RATE))]
+
+
+def ask(seen: Visit, text: str = "Tell me about the ocean.") -> None:
+    """Type it and press Enter."""
+    field = seen.page.get_by_label("Ask something")
+    expect(field).to_be_enabled()
+    field.fill(text)
+    field.press("Enter")
+
+
+def words_seen() -> list[str]:
+    """What the model was told last, as "role: text"."""
+    request = WordsEntry.seen[-1]
+    return [f"{message.role}: {message.content}" for message in request.messages]
+
+
+# --- the files ------------------------------------------------------------------------------
+
+
+def test_every_file_of_the_page_is_served_and_kept_from_other_sites() -> None:
+    folder = importlib.resources.files("antiphon.serve").joinpath("page")
+    assert {file.name for file in folder.iterdir()} == FILES.keys()
+    with FakeServer(settings={"api_key": "secret"}) as server:
+        for path in PATHS:
+            answer = httpx2.get(server.url + path)
+            name = path.removeprefix("/page/") if path != "/" else "index.html"
+            assert answer.status_code == 200
+            assert answer.headers["content-type"] == FILES[name]
+            assert answer.content == folder.joinpath(name).read_bytes()
+            assert answer.headers["x-content-type-options"] == "nosniff"
+            policy = answer.headers["content-security-policy"]
+            assert "default-src 'none'" in policy
+            assert "unsafe" not in policy
+            assert httpx2.head(server.url + path).headers["etag"] == answer.headers["etag"]
+        assert httpx2.get(server.url + "/page/index.html").status_code == 401
+
+
+def test_a_browser_that_has_a_file_is_not_sent_it_again() -> None:
+    with FakeServer() as server:
+        first = httpx2.get(server.url + "/")
+        assert first.headers["cache-control"] == "no-cache"
+        tag = {"if-none-match": f'"other", W/{first.headers["etag"]}'}
+        again = httpx2.get(server.url + "/", headers=tag)
+        assert (again.status_code, again.content) == (304, b"")
+
+
+# --- an answer ------------------------------------------------------------------------------
+
+
+def test_an_answer_is_seen_and_heard_while_it_grows(hand: Hand) -> None:
+    page = hand.seen.page
+    ask(hand.seen)
+    expect(page.locator(".question")).to_contain_text("Tell me about the ocean.")
+    expect(page.get_by_role("button", name="Interrupt")).to_be_visible()
+    hand.write(1)
+    expect(page.locator(WORDS)).to_have_text("one")
+    assert "first text" in page.locator(".live").inner_text()
+    hand.speak(0.3)
+    expect(page.locator(WORDS)).to_have_text("one one two")
+    expect(page.get_by_role("img", name="Waveform of 0.30 s of sound")).to_be_visible()
+    hand.sound(0.3)
+    expect(page.get_by_role("img", name="Waveform of 0.60 s of sound")).to_be_visible()
+    assert not page.locator(DONE).count()
+    hand.end()
+    expect(page.locator(DONE)).to_be_visible()
+    assert page.locator(".figures").inner_text().startswith("First text")
+    # It was all heard: nothing is left to interrupt.
+    expect(page.get_by_role("button", name="Interrupt")).to_be_hidden()
+    hand.seen.check()
+
+
+def test_the_waveform_is_drawn(hand: Hand) -> None:
+    drawn = """canvas => {
+        const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+        return data.filter((value, index) => index % 4 === 3 && value).length;
+    }"""
+    ask(hand.seen)
+    hand.speak(0.5)
+    canvas = hand.seen.page.locator("canvas")
+    expect(hand.seen.page.get_by_role("img", name="Waveform of 0.50 s of sound")).to_be_visible()
+    hand.seen.page.wait_for_function(f"({drawn})(document.querySelector('canvas')) > 0")
+    before = canvas.evaluate(drawn)
+    hand.sound(1.5)
+    hand.seen.page.wait_for_function(f"({drawn})(document.querySelector('canvas')) > {2 * before}")
+    hand.end()
+    expect(hand.seen.page.locator(DONE)).to_be_visible()
+
+
+def test_silence_where_sound_should_be_is_counted(hand: Hand) -> None:
+    page = hand.seen.page
+    ask(hand.seen)
+    hand.speak(0.1)
+    page.wait_for_function("!document.querySelector('.play[data-playing=true]')?.disabled")
+    expect(page.locator(".time")).to_have_text("0:00 / 0:01")
+    # Half a second of the page's own clock, which its sound goes by.
+    page.wait_for_function(
+        "globalThis.due ??= performance.now() + 500, performance.now() > globalThis.due"
+    )
+    hand.sound(0.1)
+    expect(page.locator(".live")).to_contain_text("1 underrun")
+    hand.end()
+    expect(page.locator(".figures")).to_contain_text("1 underrun")
+
+
+def test_the_timeline_shows_every_stage_and_edge(hand: Hand) -> None:
+    page = hand.seen.page
+    ask(hand.seen)
+    hand.speak(0.2)
+    hand.end()
+    chart = page.locator(".chart")
+    expect(chart).to_be_visible()
+    assert [label for label in chart.locator(".label").all_inner_texts() if label] == [
+        "thinker",
+        "speech",
+        "talker",
+        "codes",
+        "code2wav",
+        "answer",
+    ]
+    # Every stage ran, the later ones waited for their input; each edge's first chunk is marked.
+    assert chart.locator(".bar.run").count() == 3
+    assert chart.locator(".bar.wait").count() == 2
+    assert chart.locator(".first").count() == 2
+    expect(chart).to_contain_text("first sound")
+    page.get_by_text("As a table").click()
+    assert page.locator(".tables tbody tr").count() == 5
+    hand.seen.check()
+
+
+def test_an_answer_is_heard_again_and_saved(hand: Hand, tmp_path: Path) -> None:
+    page = hand.seen.page
+    ask(hand.seen)
+    hand.speak(0.25)
+    hand.end()
+    expect(page.locator(DONE)).to_be_visible()
+    play = page.get_by_role("button", name="Play the answer again")
+    play.click()
+    expect(page.get_by_role("button", name="Stop the sound")).to_be_visible()
+    expect(play).to_be_visible()  # it has ended by itself
+    with page.expect_download() as saving:
+        page.get_by_role("button", name="WAV").click()
+    saving.value.save_as(tmp_path / "answer.wav")
+    with wave.open(str(tmp_path / "answer.wav")) as file:
+        assert (file.getframerate(), file.getnchannels(), file.getsampwidth()) == (RATE, 1, 2)
+        assert file.getnframes() == RATE // 4
+    hand.seen.check()
+
+
+# --- interrupting ---------------------------------------------------------------------------
+
+
+def test_an_interrupt_ends_the_request_on_every_stage_and_silences_it(hand: Hand) -> None:
+    page = hand.seen.page
+    ask(hand.seen)
+    hand.speak(5.0)
+    expect(page.get_by_role("button", name="Stop the sound")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.locator(".answer[data-state=interrupted]")).to_be_visible()
+    expect(page.get_by_role("button", name="Play the answer again")).to_be_enabled()
+    expect(page.get_by_role("button", name="Interrupt")).to_be_hidden()
+    hand.acknowledge()
+    hand.server.check_clean()
+    assert all(len(stage.sent(Abort)) == 1 for stage in hand.server.stages.values())
+    expect(page.locator(".note").first).to_contain_text("Interrupted")
+
+
+def test_the_conversation_goes_on_from_what_was_said(hand: Hand) -> None:
+    page = hand.seen.page
+    ask(hand.seen, "Count.")
+    hand.write(*range(1, 8), *range(1, 8), *range(1, 8))  # at 15 characters a second about 6 s
+    hand.speak(9.0)
+    page.wait_for_function("document.querySelector('.time').textContent.startsWith('0:01')")
+    page.get_by_role("button", name="Interrupt").click()
+    hand.acknowledge()
+    said = page.locator(WORDS + " > span").first.inner_text()
+    unsaid = page.locator(".unsaid").inner_text()
+    assert said.startswith("one two three")
+    assert unsaid.split()[0] in ("four", "five", "six", "seven", "one")
+    ask(hand.seen, "Go on.")
+    hand.server.wait_for(lambda: len(hand.stage("thinker").sent(Submit)) == 2)
+    assert words_seen() == ["user: Count.", f"assistant: {said}", "user: Go on."]
+    page.keyboard.press("Escape")
+    hand.acknowledge()
+
+
+def test_a_new_question_interrupts_the_answer(hand: Hand) -> None:
+    ask(hand.seen, "First.")
+    hand.unit("thinker")
+    ask(hand.seen, "Second.")
+    hand.acknowledge()
+    expect(hand.seen.page.locator(".answer[data-state=interrupted]")).to_be_visible()
+    hand.server.wait_for(lambda: len(hand.stage("thinker").sent(Submit)) == 2)
+    # Nothing had been said: the first question is as if it had not been put.
+    assert words_seen() == ["user: Second."]
+    hand.speak(0.1)
+    hand.end()
+    expect(hand.seen.page.locator(DONE)).to_be_visible()
+
+
+# --- asking ---------------------------------------------------------------------------------
+
+
+def test_a_recorded_question_arrives_as_sound(browser: Browser) -> None:
+    with FakeServer() as server, visit(browser, server.url) as seen:
+        seen.page.get_by_role("button", name="Record a question").click()
+        expect(seen.page.get_by_text("Recording 0:01")).to_be_visible()
+        seen.page.get_by_role("button", name="Send the recording").click()
+        expect(seen.page.locator(DONE)).to_be_visible()
+        expect(seen.page.locator(".question")).to_contain_text("Recorded question")
+        (message,) = WordsEntry.seen[-1].messages
+        (clip,) = message.audio
+        assert clip.sample_rate == 16_000
+        assert 0.9 < clip.seconds < 4
+        assert abs(clip.samples).max() > 0.01  # the beep of Chromium's own microphone
+        seen.check()
+
+
+def test_a_recording_can_be_discarded(browser: Browser) -> None:
+    with FakeServer() as server, visit(browser, server.url) as seen:
+        seen.page.get_by_role("button", name="Record a question").click()
+        expect(seen.page.get_by_text("Recording 0:00")).to_be_visible()
+        seen.page.keyboard.press("Escape")
+        expect(seen.page.locator("#recording")).to_be_hidden()
+        assert seen.page.locator(".turn").count() == 0
+        seen.check()
+
+
+def test_settings_reach_the_request(browser: Browser) -> None:
+    with FakeServer() as server, visit(browser, server.url) as seen:
+        page = seen.page
+        page.get_by_role("button", name="Settings").click()
+        page.get_by_label("What the model is told first").fill("Be brief.")
+        page.get_by_label("Longest answer, in tokens").fill("7")
+        page.get_by_label("Temperature").fill("0.5")
+        page.get_by_label("Voice").fill("ethan")
+        page.get_by_role("button", name="Apply").click()
+        ask(seen)
+        expect(page.locator(DONE)).to_be_visible()
+        assert words_seen() == ["system: Be brief.", "user: Tell me about the ocean."]
+        assert WordsEntry.seen[-1].params == {"speaker": "ethan"}
+        submit = server.stages["thinker"].sent(Submit)[0]
+        assert (submit.sampling["max_tokens"], submit.sampling["temperature"]) == (7, 0.5)
+        seen.check()
+
+
+def test_an_answer_in_text_only_leaves_the_other_stages_alone(browser: Browser) -> None:
+    with FakeServer() as server, visit(browser, server.url) as seen:
+        seen.page.get_by_role("button", name="Settings").click()
+        seen.page.get_by_label("Answer in text only").check()
+        seen.page.keyboard.press("Enter")
+        ask(seen)
+        expect(seen.page.locator(DONE)).to_be_visible()
+        expect(seen.page.locator(WORDS)).to_have_text("one two three")
+        expect(seen.page.locator(".sound")).to_be_hidden()
+        assert not server.stages["talker"].sent(Submit)
+        seen.check()
+
+
+def test_a_text_is_spoken_as_it_is(browser: Browser) -> None:
+    with FakeServer() as server, visit(browser, server.url) as seen:
+        seen.page.get_by_text("Speak this text").click()
+        field = seen.page.get_by_label("Write what is to be spoken")
+        field.fill("Good morning.")
+        field.press("Enter")
+        expect(seen.page.locator(DONE)).to_be_visible()
+        expect(seen.page.get_by_role("img", name="Waveform of 0.20 s of sound")).to_be_visible()
+        assert not server.stages["thinker"].sent(Submit)
+        assert WordsEntry.seen[-1].text == "Good morning."
+        expect(seen.page.locator(".chart")).to_be_visible()
+        seen.check()
+
+
+def test_a_new_conversation_forgets_the_old_one(browser: Browser) -> None:
+    with FakeServer() as server, visit(browser, server.url) as seen:
+        ask(seen, "One.")
+        expect(seen.page.locator(DONE)).to_be_visible()
+        seen.page.get_by_role("button", name="New conversation").click()
+        assert seen.page.locator(".turn").count() == 0
+        ask(seen, "Two.")
+        expect(seen.page.locator(DONE)).to_be_visible()
+        assert words_seen() == ["user: Two."]
+
+
+# --- what goes wrong ------------------------------------------------------------------------
+
+
+def test_a_server_that_is_starting_says_so_stage_by_stage(browser: Browser) -> None:
+    with FakeServer(ready=False) as server, visit(browser, server.url) as seen:
+        page = seen.page
+        expect(page.get_by_text("The server is starting.")).to_be_visible()
+        expect(page.locator("#stages li")).to_have_count(3)
+        ask(seen)
+        problem = page.locator(".problem")
+        expect(problem).to_contain_text("The server is still starting.")
+        expect(problem.get_by_role("button")).to_contain_text("Try again in")
+        for stage in server.stages.values():
+            server.on_loop(lambda stage=stage: stage.emit(READY))  # type: ignore[misc]
+        expect(page.locator("#health")).to_have_text("Ready")
+        expect(page.locator("#starting")).to_be_hidden()
+        seen.check("503")
+
+
+def test_a_full_server_says_when_to_try_again(browser: Browser) -> None:
+    full = {"max_queued": 0}
+    with (
+        FakeServer(answers=BY_HAND, settings=full) as server,
+        visit(browser, server.url) as other,
+        visit(browser, server.url) as seen,
+    ):
+        limit = server.on_loop(lambda: server.omni.deployment.stages["thinker"].max_num_seqs) or 1
+        ask(other, "I was first.")
+        for _ in range(limit - 1):
+            pytest.fail("the fake stage serves one request at a time")
+        first = Hand(server, other)
+        first.unit("thinker")
+        ask(seen)
+        problem = seen.page.locator(".problem")
+        expect(problem).to_contain_text("as much to do as it can take")
+        expect(problem.get_by_role("button", name="Try again in 1 s")).to_be_disabled()
+        first.speak(0.1)
+        first.end()
+        problem.get_by_role("button", name="Try again", exact=True).click()
+        first.speak(0.1)
+        first.end()
+        expect(seen.page.locator(DONE)).to_be_visible()
+        assert words_seen() == ["user: Tell me about the ocean."]
+        seen.check("429")
+        server.check_clean()
+
+
+def test_an_error_amid_an_answer_is_told_with_it(hand: Hand) -> None:
+    page = hand.seen.page
+    ask(hand.seen)
+    hand.write(1, 2)
+    expect(page.locator(WORDS)).to_have_text("one two")
+    uid = hand.unit("talker")
+    failure = StageStepError("the talker lost its place")
+    hand.server.on_loop(lambda: hand.stage("talker").fail(uid, failure))
+    hand.server.wait_for(lambda: hand.stage("thinker").pending_aborts)
+    for stage in hand.server.stages.values():
+        hand.server.on_loop(stage.acknowledge)
+    expect(page.locator(".problem")).to_contain_text("A part of the server failed")
+    expect(page.locator(".problem")).to_contain_text("The talker lost its place.")
+    expect(page.locator(".answer[data-state=failed]")).to_be_visible()
+    hand.seen.check()
+
+
+def test_the_key_is_asked_for_and_kept_for_the_tab(browser: Browser) -> None:
+    with (
+        FakeServer(settings={"api_key": "secret"}) as server,
+        visit(browser, server.url) as seen,
+    ):
+        page = seen.page
+        expect(page.get_by_role("dialog")).to_contain_text("asks for a key")
+        page.get_by_label("API key").fill("wrong")
+        page.keyboard.press("Enter")
+        expect(page.get_by_text("The key that was given is not right.")).to_be_visible()
+        page.get_by_label("API key").fill("secret")
+        page.get_by_role("button", name="Use this key").click()
+        ask(seen)
+        expect(page.locator(DONE)).to_be_visible()
+        page.reload()
+        expect(page.get_by_label("Ask something")).to_be_enabled()
+        assert page.evaluate("[localStorage.length, document.cookie]") == [0, ""]
+        seen.check("401")
+
+
+def test_a_server_that_has_gone_is_told_of(browser: Browser) -> None:
+    with FakeServer() as server, visit(browser, server.url) as seen:
+        expect(seen.page.locator("#health")).to_have_text("Ready")
+        server.__exit__()
+        ask(seen)
+        expect(seen.page.locator(".problem")).to_contain_text("The server cannot be reached.")
+        expect(seen.page.locator("#health")).to_have_text("Not reachable")
+        seen.check("ERR_CONNECTION")
+        server.__enter__ = lambda: server  # type: ignore[method-assign]
+
+
+# --- what a pipeline or a browser cannot do -------------------------------------------------
+
+
+def _with_chat(**fields: Any) -> Any:
+    chat, speech = FAKE.entries
+    return replace(FAKE, entries=(replace(chat, **fields), speech))
+
+
+def test_a_pipeline_that_does_not_hear_is_not_offered_a_recording(browser: Browser) -> None:
+    topology = _with_chat(inputs=("text",))
+    with FakeServer(topology=topology) as server, visit(browser, server.url) as seen:
+        expect(seen.page.get_by_text("This pipeline does not hear.")).to_be_visible()
+        expect(seen.page.get_by_role("button", name="Record a question")).to_be_disabled()
+        seen.check()
+
+
+def test_a_page_that_may_not_record_says_why(browser: Browser) -> None:
+    with FakeServer() as server:
+        url = server.url.replace("127.0.0.1", INSECURE_HOST)
+        with visit(browser, url) as seen:
+            expect(seen.page.locator("#no-microphone")).to_contain_text("HTTPS")
+            expect(seen.page.get_by_role("button", name="Record a question")).to_be_disabled()
+            ask(seen)
+            expect(seen.page.locator(DONE)).to_be_visible()
+
+
+def test_a_pipeline_that_only_speaks_has_only_that(browser: Browser) -> None:
+    speech = Entry("speech", "talker", "fake_server:WordsEntry")
+    topology = replace(FAKE, entries=(speech,))
+    with FakeServer(topology=topology) as server, visit(browser, server.url) as seen:
+        expect(seen.page.get_by_label("Write what is to be spoken")).to_be_enabled()
+        expect(seen.page.locator("#modes")).to_be_hidden()
+        seen.check()
+
+
+def test_pictures_are_told_to_be_beyond_the_page(browser: Browser) -> None:
+    stages = tuple(
+        replace(stage, output="image") if stage.name == "code2wav" else stage
+        for stage in FAKE.stages
+    )
+    topology = replace(FAKE, stages=stages, entries=FAKE.entries[:1])
+    with FakeServer(topology=topology, answers={}) as server, visit(browser, server.url) as seen:
+        expect(seen.page.get_by_role("alert").first).to_contain_text("answers with pictures")
+        expect(seen.page.get_by_label("Ask something")).to_be_disabled()
+        seen.check()
+
+
+# --- how it looks and is used ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+def test_nothing_is_cut_off(browser: Browser, width: int) -> None:
+    answers = {**ANSWERS, "code2wav": replace(ANSWERS["code2wav"], samples=tuple(tone(2.0)))}
+    size = {"width": width, "height": 740}
+    with FakeServer(answers=answers) as server, visit(browser, server.url, viewport=size) as seen:
+        ask(seen, "a-word-that-is-rather-longer-than-a-narrow-screen-is-wide" * 2)
+        expect(seen.page.locator(DONE)).to_be_visible()
+        if width < 768:
+            seen.page.get_by_text("Timeline", exact=True).click()
+        seen.page.get_by_text("As a table").click()
+        assert seen.page.evaluate("document.documentElement.scrollWidth") <= width
+        for button in seen.page.get_by_role("button").all():
+            box = button.bounding_box()
+            if button.is_visible() and box is not None:
+                assert box["x"] >= 0
+                assert box["x"] + box["width"] <= width
+                assert box["height"] >= 24  # WCAG 2.2, 2.5.8
+        seen.check()
+
+
+def test_it_can_be_used_by_keyboard_alone(browser: Browser) -> None:
+    with FakeServer() as server, visit(browser, server.url) as seen:
+        page = seen.page
+        expect(page.get_by_label("Ask something")).to_be_focused()
+        page.keyboard.type("Line one")
+        page.keyboard.press("Shift+Enter")
+        page.keyboard.type("line two")
+        page.keyboard.press("Enter")
+        expect(page.locator(DONE)).to_be_visible()
+        assert words_seen() == ["user: Line one\nline two"]
+        expect(page.locator("#announcer")).to_have_text("one two three")
+        seen.check()
+
+
+@pytest.mark.slow
+def test_the_voice_pipeline_is_heard_and_interrupted(
+    browser: Browser, voice_server: LiveServer
+) -> None:
+    count = """
+        globalThis.contexts = [];
+        const Real = globalThis.AudioContext;
+        globalThis.AudioContext = class extends Real {
+            constructor(options) { super(options); globalThis.contexts.push(this); }
+        };
+    """
+    with visit(browser, voice_server.url, script=count) as seen:
+        page = seen.page
+        page.set_default_timeout(60_000)
+        ask(seen, "What is the capital of France?")
+        expect(page.locator(".play[data-playing=true]")).to_be_visible(timeout=60_000)
+        assert page.evaluate("contexts.map(context => context.state)") == ["running"]
+        expect(page.locator(DONE)).to_be_visible(timeout=60_000)
+        assert "Paris" in page.locator(WORDS).inner_text()
+        expect(page.locator(".chart")).to_contain_text("first sound")
+        seen.page.wait_for_function("!document.querySelector('.play[data-playing=true]')")
+        ask(seen, "Tell me a long story about the ocean.")
+        expect(page.locator(".play[data-playing=true]")).to_be_visible(timeout=60_000)
+        page.keyboard.press("Escape")
+        expect(page.locator(".answer[data-state=interrupted]")).to_be_visible()
+        expect(page.locator(".play[data-playing=true]")).to_have_count(0)
+        seen.check()
+        health = httpx2.get(voice_server.url + "/health").json()
+        assert health["status"] == "ok"
