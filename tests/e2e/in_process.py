@@ -78,7 +78,7 @@ def main() -> None:
     from antiphon.stage.engine import StageEngine
     from antiphon.stage.resolve import resolve_stages
 
-    with Omni("voice", in_process=True) as omni:
+    with Omni("voice", inputs=["text"], in_process=True) as omni:
         reply = omni.generate(OmniRequest(text=QUESTIONS[0]))
         specs = resolve_stages(
             TOPOLOGY, fill_defaults(TOPOLOGY, Deployment(in_process=True)), run="parity"

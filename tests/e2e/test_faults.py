@@ -31,7 +31,7 @@ async def speak_and_kill(omni: AsyncOmni) -> None:
 async def test_a_dead_stage_fails_its_requests_and_no_others() -> None:
     """C93: SIGKILL of the talker while it speaks; a text-only request goes on."""
     before = run_files()
-    async with AsyncOmni("voice") as omni:
+    async with AsyncOmni("voice", inputs=("text",)) as omni:
         text_only = asyncio.ensure_future(
             omni.generate(OmniRequest(text="Tell me about the ocean.", modalities=("text",)))
         )

@@ -113,6 +113,7 @@ async def test_everything_that_is_counted_of_a_voice_moves() -> None:
         assert found.value("vllm:request_success_total", stage="code2wav") >= 2
         assert peaks.of("vllm:kv_cache_usage_perc") > 0
         assert found.value("antiphon:edge_depth_chunks") == 0
+        await omni.inspect()  # no figures of a request outlive it
 
 
 async def test_everything_that_is_counted_of_caches_moves() -> None:
@@ -127,3 +128,17 @@ async def test_everything_that_is_counted_of_caches_moves() -> None:
         assert 0 < found.value("antiphon:kv_store_seconds_total") < 3
         assert found.value("antiphon:kv_handoff_seconds_count", edge="cache") == 3
         assert found.value("antiphon:kv_held_blocks") == 0
+
+
+async def test_two_engines_of_one_answer_can_be_told_apart() -> None:
+    """vLLM has a label `stage` of its own where caches are loaded."""
+    async with AsyncOmni("split", deployment=Deployment(metrics=True)) as omni:
+        peaks = Peaks(omni)
+        await omni.generate(OmniRequest(text="What is the capital of France?"))
+        found = await peaks.look()
+        for stage in ("prefill", "decode"):
+            assert found.value("vllm:request_success_total", stage=stage, replica="0") == 1
+        loading = {"stage": "decode", "exported_stage": "in_progress"}
+        assert found.find("vllm:num_requests_kv_fetch_by_stage", **loading) == [0]
+        assert found.value("vllm:external_prefix_cache_hits_total", stage="decode") > 0
+        await omni.inspect()

@@ -33,7 +33,8 @@ ROUNDS = 5
 async def whole() -> AsyncIterator[AsyncOmni]:
     """The same pipeline with full edges."""
     full = EdgeDeployment(mode="full")
-    async with AsyncOmni("voice", deployment=Deployment(edges={"speak": full, "codes": full})) as o:
+    deployment = Deployment(edges={"speak": full, "codes": full})
+    async with AsyncOmni("voice", deployment=deployment, inputs=("text",)) as o:
         yield o
 
 

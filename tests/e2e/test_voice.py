@@ -24,6 +24,7 @@ from antiphon.errors import (
     EmptyInputError,
     InvalidRequestError,
 )
+from held import EMPTY, STAGES, idle
 from judge import Judge, plain
 from leftovers import run_files
 
@@ -32,24 +33,6 @@ pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(400
 
 SENTENCES = Path(__file__).parents[1] / "voice" / "sentences.txt"
 QUESTION = "What is the capital of France?"
-
-
-async def idle(omni: AsyncOmni) -> dict[str, tuple[int, ...]]:
-    """What every stage holds; all zero and every block free when nothing runs."""
-    held = {}
-    for name, report in (await omni.inspect()).items():
-        used = report.total_blocks - 1 - report.free_blocks if report.total_blocks > 1 else 0
-        held[name] = (
-            report.requests,
-            report.gated,
-            used,
-            report.worker_requests,
-            report.connector_entries,
-        )
-    return held
-
-
-EMPTY = dict.fromkeys(("thinker", "talker", "code2wav"), (0, 0, 0, 0, 0))
 
 
 async def test_answers_in_text_and_speech(voice: AsyncOmni, judge: Judge) -> None:
@@ -89,7 +72,7 @@ async def test_text_only_requests_cost_the_other_stages_nothing(voice: AsyncOmni
     after = await voice.inspect()
     assert reply.text == "The capital of France is Paris."
     assert reply.audio is None
-    for stage in ("talker", "code2wav"):
+    for stage in ("hearing", "talker", "code2wav"):
         assert after[stage].steps == before[stage].steps
 
 
@@ -173,7 +156,7 @@ async def test_bad_requests_hurt_nobody(
 async def test_sleep_and_wake(voice: AsyncOmni) -> None:
     """C55, C123: on CPU nothing can be given back, requests wait, the answer is the same."""
     before = await voice.generate(OmniRequest(text=QUESTION, modalities=("text",)))
-    assert await voice.sleep(1) == {"thinker": 0, "talker": 0, "code2wav": 0}
+    assert await voice.sleep(1) == dict.fromkeys(STAGES, 0)
     waiting = asyncio.ensure_future(
         voice.generate(OmniRequest(text=QUESTION, modalities=("text",)))
     )

@@ -11,7 +11,8 @@ from antiphon.errors import AdapterError, InvalidRequestError, TopologyError
 from antiphon.orchestrator.api import OmniRequest
 from antiphon.orchestrator.intake import Intake
 from antiphon.pipeline.entry import EntryRequest
-from antiphon.pipeline.topology import Entry
+from antiphon.pipeline.topology import Ear, Entry
+from heard_pipeline import CLIP, HEARD, HEARD_CHAT, WRITE_DOWN
 from routing import word_tokenizer
 from sample_pipeline import TOPOLOGY
 
@@ -128,3 +129,67 @@ def test_a_session_that_needs_what_was_left_out_is_refused(tmp_path: Path) -> No
     request = OmniRequest()
     with pytest.raises(InvalidRequestError, match="stage talker was left out"):
         made.check_session(request, request.check_options(TOPOLOGY))
+
+
+# --- ears -----------------------------------------------------------------------------------------
+
+
+class Sounds(Letters):
+    """One prompt for each clip."""
+
+    def prompts(self, request: EntryRequest) -> list[list[int]]:
+        return [[-1] for _ in request.audio]
+
+
+def heard_intake(folder: Path, *stages: str) -> Intake:
+    word_tokenizer().save(str(folder / "tokenizer.json"))
+    letters, sounds = f"{__name__}:Letters", f"{__name__}:Sounds"
+    chat = replace(HEARD_CHAT, adapter=letters, ear=Ear("ear", sounds))
+    topology = replace(HEARD, entries=(chat, replace(WRITE_DOWN, adapter=sounds)))
+    return Intake(topology, {stage: str(folder) for stage in stages}, None)
+
+
+def test_requests_with_sound_have_an_adapter_of_their_own(tmp_path: Path) -> None:
+    made = heard_intake(tmp_path, "ear", *ALL)
+    for request, expected in (
+        (OmniRequest(text="four"), [[4]]),
+        (OmniRequest(text="four", audio=[CLIP, CLIP]), [[-1], [-1]]),
+        (OmniRequest(entry="transcribe", audio=[CLIP]), [[-1]]),
+    ):
+        assert made.prompts(request, request.check(HEARD)) == expected
+
+
+def test_an_ear_that_was_left_out_is_refused(tmp_path: Path) -> None:
+    made = heard_intake(tmp_path, *ALL)
+    request = OmniRequest(audio=[CLIP])
+    with pytest.raises(InvalidRequestError, match=r"stage ear was left out.*modalities and inputs"):
+        made.prompts(request, request.check(HEARD))
+
+
+@pytest.mark.parametrize(
+    ("entry", "modalities", "answers"),
+    [
+        ("chat", None, None),
+        ("chat", ("audio",), None),
+        ("chat", ("text", "transcript"), False),
+        ("chat", ("audio", "transcript"), False),
+        ("chat", ("transcript",), True),
+        ("transcribe", None, True),
+    ],
+)
+def test_a_transcript_is_made_for_those_who_ask_for_it(
+    tmp_path: Path, entry: str, modalities: tuple[str, ...] | None, answers: bool | None
+) -> None:
+    made = heard_intake(tmp_path, "ear", *ALL)
+    request = OmniRequest(entry=entry, audio=[CLIP], modalities=modalities)
+    found = made.transcript(request, request.check(HEARD))
+    assert (None if found is None else found.answers) == answers
+    if found is not None:
+        assert found.on_tokens(0, [1, 2]) == "one two"
+
+
+def test_a_session_takes_no_sound(tmp_path: Path) -> None:
+    made = heard_intake(tmp_path, "ear", *ALL)
+    request = OmniRequest(text="hi", audio=[CLIP])
+    with pytest.raises(InvalidRequestError, match="make requests"):
+        made.check_session(request, request.check(HEARD))

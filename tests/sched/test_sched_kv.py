@@ -295,6 +295,17 @@ def test_an_unanswered_order_lets_the_engine_sleep(
     assert stage.has_work
 
 
+@BOTH
+def test_the_time_of_a_hand_off_is_counted_until_it_is_announced(cls: type[ARScheduler]) -> None:
+    stage = active(cls, settings=KvSettings(ack_timeout_s=5.0))
+    stage.clock.advance(1.5)
+    assert stage.statistics.store_s == 0.0
+    stage.ack(stage.ships[0])
+    stage.drain()
+    assert stage.statistics.store_s == 1.5
+    stage.check_over()
+
+
 def drafts(_uid: str, position: int) -> int:
     """What is sampled at each position; from 21 on it is what has been drafted as well."""
     return {21: 3, 22: 5, 23: 7, 24: 5}.get(position, 50 + position)

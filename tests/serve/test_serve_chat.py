@@ -160,19 +160,25 @@ def test_a_timeline_on_demand(fake_server: FakeServer) -> None:
     with openai_client(fake_server.url) as client:
         answer = _ask(client, extra_body={"timeline": True})
         *_, last = _ask(client, stream=True, extra_body={"timeline": True})
+        counting = {"stream_options": {"include_usage": True}, "extra_body": {"timeline": True}}
+        *_, counted = _ask(client, stream=True, **counting)
         assert "antiphon" not in _ask(client).model_extra
-    for found in (answer, last):
+    assert counted.usage.total_tokens == 6
+    for found in (answer, last, counted):
         timeline = found.model_extra["antiphon"]["timeline"]
         assert timeline["label"] == found.id
         assert [stage["stage"] for stage in timeline["stages"]] == ["thinker"]
 
 
 def test_length_is_a_reason() -> None:
-    with by_hand() as server, openai_client(server.url) as client:
-        with meanwhile(lambda: _ask(client)) as asking:
-            uid = begun(server)
-            server.on_loop(lambda: server.stages["thinker"].tokens(uid, 1, finish="length"))
-            (choice,) = asking.result(10).choices
+    with (
+        by_hand() as server,
+        openai_client(server.url) as client,
+        meanwhile(lambda: _ask(client)) as asking,
+    ):
+        uid = begun(server)
+        server.on_loop(lambda: server.stages["thinker"].tokens(uid, 1, finish="length"))
+        (choice,) = asking.result(10).choices
     assert (choice.finish_reason, choice.message.content) == ("length", "one")
 
 
@@ -197,11 +203,14 @@ def test_stop_strings(fake_server: FakeServer, stop: str | list[str], text: str)
 
 def test_a_stop_string_ends_the_writing() -> None:
     """The thinker, which would go on, is told; what it wrote until then is counted."""
-    with by_hand() as server, openai_client(server.url) as client:
-        with meanwhile(lambda: _ask(client, stop="two")) as asking:
-            uid = begun(server)
-            server.on_loop(lambda: server.stages["thinker"].tokens(uid, 1, 2, 3))
-            answer = asking.result(10)
+    with (
+        by_hand() as server,
+        openai_client(server.url) as client,
+        meanwhile(lambda: _ask(client, stop="two")) as asking,
+    ):
+        uid = begun(server)
+        server.on_loop(lambda: server.stages["thinker"].tokens(uid, 1, 2, 3))
+        answer = asking.result(10)
     (choice,) = answer.choices
     assert (choice.finish_reason, choice.message.content) == ("stop", "one ")
     assert answer.usage.completion_tokens == 3

@@ -15,7 +15,7 @@ from prometheus_client.openmetrics.parser import (
 from antiphon import OmniRequest
 from antiphon.core.budget import EdgeBudget, EdgeLimits
 from antiphon.core.gate import Gate
-from antiphon.errors import StageDiedError
+from antiphon.errors import EmptyInputError, InvalidRequestError, StageDiedError
 from antiphon.observe.families import Family, Sample
 from antiphon.observe.metrics import Metrics
 from antiphon.sched.events import HandoffStatistics
@@ -71,10 +71,18 @@ def test_a_request_is_seen(fake_server: FakeServer, metrics: Metrics) -> None:
 
 
 def test_a_refused_request_is_seen(fake_server: FakeServer, metrics: Metrics) -> None:
-    with pytest.raises(Exception, match="empty"):
+    with pytest.raises(EmptyInputError):
         fake_server.run(fake_server.omni.generate(OmniRequest(text=" ")))
     found = scraped(fake_server, metrics)
     assert found.value("antiphon:admission_rejections_total", reason="empty_input") == 1
+
+
+def test_a_session_that_cannot_be_opened_is_seen(fake_server: FakeServer, metrics: Metrics) -> None:
+    session = fake_server.on_loop(lambda: fake_server.omni.session(entry="nowhere"))
+    with pytest.raises(InvalidRequestError, match="nowhere"):
+        fake_server.run(session.__aenter__())
+    found = scraped(fake_server, metrics)
+    assert found.value("antiphon:admission_rejections_total", reason="invalid_parameter") == 1
 
 
 def test_a_stage_that_is_gone_is_down_and_not_asked(

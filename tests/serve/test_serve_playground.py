@@ -1,9 +1,11 @@
-"""The playground in a real browser, over stages that the test drives, and over the real pipeline."""
+"""The playground in a real browser, over stages that the test drives and over real engines."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.resources
 import math
+import re
 import wave
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -14,7 +16,7 @@ import httpx2
 import pytest
 from playwright.sync_api import Browser, expect
 
-from antiphon.errors import StageStepError
+from antiphon.errors import StageDiedError, StageStepError
 from antiphon.pipeline.topology import Entry
 from antiphon.serve.page import FILES, PATHS
 from antiphon.stage.messages import Abort, Submit
@@ -24,6 +26,7 @@ from fake_server import ANSWERS, BY_HAND, FAKE, READY, FakeServer, WordsEntry
 from live_server import LiveServer
 
 RATE = 24_000
+SLOW_MS = 120_000  # for real engines, beside other work
 ANSWER = ".answer >> nth=-1"
 DONE = ".answer[data-state=done]"
 WORDS = ".answer .words"
@@ -72,6 +75,8 @@ class Hand:
         """Two words of text, and so much sound."""
         self.write(1, 2)
         self.hand_on("thinker", "speech", end=False)
+        talked = self.unit("talker")
+        self.server.on_loop(lambda: self.stage("talker").tokens(talked, 4))
         self.hand_on("talker", "codes", end=False)
         self.sound(seconds)
 
@@ -169,18 +174,18 @@ def test_an_answer_is_seen_and_heard_while_it_grows(hand: Hand) -> None:
 
 
 def test_the_waveform_is_drawn(hand: Hand) -> None:
-    drawn = """canvas => {
+    drawn = """(() => {
+        const canvas = document.querySelector("canvas");
         const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
         return data.filter((value, index) => index % 4 === 3 && value).length;
-    }"""
+    })()"""
     ask(hand.seen)
     hand.speak(0.5)
-    canvas = hand.seen.page.locator("canvas")
     expect(hand.seen.page.get_by_role("img", name="Waveform of 0.50 s of sound")).to_be_visible()
-    hand.seen.page.wait_for_function(f"({drawn})(document.querySelector('canvas')) > 0")
-    before = canvas.evaluate(drawn)
+    hand.seen.until(f"{drawn} > 0")
+    before = hand.seen.page.evaluate(drawn)
     hand.sound(1.5)
-    hand.seen.page.wait_for_function(f"({drawn})(document.querySelector('canvas')) > {2 * before}")
+    hand.seen.until(f"{drawn} > {2 * before}")
     hand.end()
     expect(hand.seen.page.locator(DONE)).to_be_visible()
 
@@ -189,12 +194,10 @@ def test_silence_where_sound_should_be_is_counted(hand: Hand) -> None:
     page = hand.seen.page
     ask(hand.seen)
     hand.speak(0.1)
-    page.wait_for_function("!document.querySelector('.play[data-playing=true]')?.disabled")
-    expect(page.locator(".time")).to_have_text("0:00 / 0:01")
-    # Half a second of the page's own clock, which its sound goes by.
-    page.wait_for_function(
-        "globalThis.due ??= performance.now() + 500, performance.now() > globalThis.due"
-    )
+    expect(page.get_by_role("button", name="Stop the sound")).to_be_visible()
+    # Its sound goes by the page's own clock.
+    due = page.evaluate("performance.now() + 400")
+    hand.seen.until(f"performance.now() > {due}")
     hand.sound(0.1)
     expect(page.locator(".live")).to_contain_text("1 underrun")
     hand.end()
@@ -229,9 +232,9 @@ def test_the_timeline_shows_every_stage_and_edge(hand: Hand) -> None:
 def test_an_answer_is_heard_again_and_saved(hand: Hand, tmp_path: Path) -> None:
     page = hand.seen.page
     ask(hand.seen)
-    hand.speak(0.25)
+    hand.speak(1.5)
     hand.end()
-    expect(page.locator(DONE)).to_be_visible()
+    expect(page.get_by_role("button", name="Interrupt")).to_be_hidden()
     play = page.get_by_role("button", name="Play the answer again")
     play.click()
     expect(page.get_by_role("button", name="Stop the sound")).to_be_visible()
@@ -241,7 +244,7 @@ def test_an_answer_is_heard_again_and_saved(hand: Hand, tmp_path: Path) -> None:
     saving.value.save_as(tmp_path / "answer.wav")
     with wave.open(str(tmp_path / "answer.wav")) as file:
         assert (file.getframerate(), file.getnchannels(), file.getsampwidth()) == (RATE, 1, 2)
-        assert file.getnframes() == RATE // 4
+        assert file.getnframes() == RATE * 3 // 2
     hand.seen.check()
 
 
@@ -266,9 +269,9 @@ def test_an_interrupt_ends_the_request_on_every_stage_and_silences_it(hand: Hand
 def test_the_conversation_goes_on_from_what_was_said(hand: Hand) -> None:
     page = hand.seen.page
     ask(hand.seen, "Count.")
-    hand.write(*range(1, 8), *range(1, 8), *range(1, 8))  # at 15 characters a second about 6 s
-    hand.speak(9.0)
-    page.wait_for_function("document.querySelector('.time').textContent.startsWith('0:01')")
+    hand.write(*list(range(1, 8)) * 6)  # at 15 characters a second about 14 s
+    hand.speak(20.0)
+    expect(page.locator(".time")).to_contain_text("0:01 /")
     page.get_by_role("button", name="Interrupt").click()
     hand.acknowledge()
     said = page.locator(WORDS + " > span").first.inner_text()
@@ -302,7 +305,7 @@ def test_a_new_question_interrupts_the_answer(hand: Hand) -> None:
 def test_a_recorded_question_arrives_as_sound(browser: Browser) -> None:
     with FakeServer() as server, visit(browser, server.url) as seen:
         seen.page.get_by_role("button", name="Record a question").click()
-        expect(seen.page.get_by_text("Recording 0:01")).to_be_visible()
+        expect(seen.page.get_by_text(re.compile("Recording 0:0[1-9]"))).to_be_visible()
         seen.page.get_by_role("button", name="Send the recording").click()
         expect(seen.page.locator(DONE)).to_be_visible()
         expect(seen.page.locator(".question")).to_contain_text("Recorded question")
@@ -310,14 +313,14 @@ def test_a_recorded_question_arrives_as_sound(browser: Browser) -> None:
         (clip,) = message.audio
         assert clip.sample_rate == 16_000
         assert 0.9 < clip.seconds < 4
-        assert abs(clip.samples).max() > 0.01  # the beep of Chromium's own microphone
+        assert abs(clip.array()).max() > 0.01  # the beep of Chromium's own microphone
         seen.check()
 
 
 def test_a_recording_can_be_discarded(browser: Browser) -> None:
     with FakeServer() as server, visit(browser, server.url) as seen:
         seen.page.get_by_role("button", name="Record a question").click()
-        expect(seen.page.get_by_text("Recording 0:00")).to_be_visible()
+        expect(seen.page.get_by_text("Recording 0:0")).to_be_visible()
         seen.page.keyboard.press("Escape")
         expect(seen.page.locator("#recording")).to_be_hidden()
         assert seen.page.locator(".turn").count() == 0
@@ -400,22 +403,19 @@ def test_a_server_that_is_starting_says_so_stage_by_stage(browser: Browser) -> N
 
 
 def test_a_full_server_says_when_to_try_again(browser: Browser) -> None:
-    full = {"max_queued": 0}
+    stages = tuple(replace(stage, engine={"max_num_seqs": 1}) for stage in FAKE.stages)
+    topology = replace(FAKE, stages=stages)
     with (
-        FakeServer(answers=BY_HAND, settings=full) as server,
+        FakeServer(answers=BY_HAND, topology=topology, settings={"max_queued": 0}) as server,
         visit(browser, server.url) as other,
         visit(browser, server.url) as seen,
     ):
-        limit = server.on_loop(lambda: server.omni.deployment.stages["thinker"].max_num_seqs) or 1
         ask(other, "I was first.")
-        for _ in range(limit - 1):
-            pytest.fail("the fake stage serves one request at a time")
         first = Hand(server, other)
         first.unit("thinker")
         ask(seen)
         problem = seen.page.locator(".problem")
         expect(problem).to_contain_text("as much to do as it can take")
-        expect(problem.get_by_role("button", name="Try again in 1 s")).to_be_disabled()
         first.speak(0.1)
         first.end()
         problem.get_by_role("button", name="Try again", exact=True).click()
@@ -444,6 +444,19 @@ def test_an_error_amid_an_answer_is_told_with_it(hand: Hand) -> None:
     hand.seen.check()
 
 
+def test_a_stage_that_dies_is_named(browser: Browser) -> None:
+    with FakeServer(answers=BY_HAND) as server, visit(browser, server.url) as seen:
+        driven = Hand(server, seen)
+        ask(seen)
+        driven.write(1)
+        expect(seen.page.locator(WORDS)).to_have_text("one")
+        server.on_loop(lambda: driven.stage("talker").die(StageDiedError("it fell")))
+        expect(seen.page.locator(".problem")).to_contain_text("A part of the server stopped")
+        expect(seen.page.locator("#health")).to_have_text("Not everything works")
+        expect(seen.page.locator("#stages")).to_contain_text("gone: it fell")
+        seen.check("503")
+
+
 def test_the_key_is_asked_for_and_kept_for_the_tab(browser: Browser) -> None:
     with (
         FakeServer(settings={"api_key": "secret"}) as server,
@@ -465,14 +478,15 @@ def test_the_key_is_asked_for_and_kept_for_the_tab(browser: Browser) -> None:
 
 
 def test_a_server_that_has_gone_is_told_of(browser: Browser) -> None:
-    with FakeServer() as server, visit(browser, server.url) as seen:
-        expect(seen.page.locator("#health")).to_have_text("Ready")
-        server.__exit__()
-        ask(seen)
-        expect(seen.page.locator(".problem")).to_contain_text("The server cannot be reached.")
-        expect(seen.page.locator("#health")).to_have_text("Not reachable")
-        seen.check("ERR_CONNECTION")
-        server.__enter__ = lambda: server  # type: ignore[method-assign]
+    with contextlib.ExitStack() as life:
+        server = life.enter_context(FakeServer())
+        with visit(browser, server.url) as seen:
+            expect(seen.page.locator("#health")).to_have_text("Ready")
+            life.close()
+            ask(seen)
+            expect(seen.page.locator(".problem")).to_contain_text("The server cannot be reached.")
+            expect(seen.page.locator("#health")).to_have_text("Not reachable")
+            seen.check("ERR_CONNECTION")
 
 
 # --- what a pipeline or a browser cannot do -------------------------------------------------
@@ -503,7 +517,7 @@ def test_a_page_that_may_not_record_says_why(browser: Browser) -> None:
 
 def test_a_pipeline_that_only_speaks_has_only_that(browser: Browser) -> None:
     speech = Entry("speech", "talker", "fake_server:WordsEntry")
-    topology = replace(FAKE, entries=(speech,))
+    topology = replace(FAKE, stages=FAKE.stages[1:], edges=FAKE.edges[1:], entries=(speech,))
     with FakeServer(topology=topology) as server, visit(browser, server.url) as seen:
         expect(seen.page.get_by_label("Write what is to be spoken")).to_be_enabled()
         expect(seen.page.locator("#modes")).to_be_hidden()
@@ -560,6 +574,7 @@ def test_it_can_be_used_by_keyboard_alone(browser: Browser) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_the_voice_pipeline_is_heard_and_interrupted(
     browser: Browser, voice_server: LiveServer
 ) -> None:
@@ -572,16 +587,15 @@ def test_the_voice_pipeline_is_heard_and_interrupted(
     """
     with visit(browser, voice_server.url, script=count) as seen:
         page = seen.page
-        page.set_default_timeout(60_000)
         ask(seen, "What is the capital of France?")
-        expect(page.locator(".play[data-playing=true]")).to_be_visible(timeout=60_000)
+        expect(page.locator(".play[data-playing=true]")).to_be_visible(timeout=SLOW_MS)
         assert page.evaluate("contexts.map(context => context.state)") == ["running"]
-        expect(page.locator(DONE)).to_be_visible(timeout=60_000)
+        expect(page.locator(DONE)).to_be_visible(timeout=SLOW_MS)
         assert "Paris" in page.locator(WORDS).inner_text()
         expect(page.locator(".chart")).to_contain_text("first sound")
-        seen.page.wait_for_function("!document.querySelector('.play[data-playing=true]')")
+        expect(page.locator(".play[data-playing=true]")).to_have_count(0, timeout=SLOW_MS)
         ask(seen, "Tell me a long story about the ocean.")
-        expect(page.locator(".play[data-playing=true]")).to_be_visible(timeout=60_000)
+        expect(page.locator(".play[data-playing=true]")).to_be_visible(timeout=SLOW_MS)
         page.keyboard.press("Escape")
         expect(page.locator(".answer[data-state=interrupted]")).to_be_visible()
         expect(page.locator(".play[data-playing=true]")).to_have_count(0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import resource
 import struct
 import time
 import wave
@@ -59,6 +60,9 @@ async def test_what_is_heard(kind: str) -> None:
 def test_the_rate_stays_up_to_48_khz() -> None:
     assert decode_now(FILES["flac"], max_s=10).sample_rate == RATE
     assert decode_now(FILES["wav"], max_s=10).sample_rate == RATE
+    clip = decode_now(file_of(SOUND, "flac", "flac", rate=96_000, layout="stereo"), max_s=10)
+    assert clip.sample_rate == 48_000
+    assert likeness(at_rate(clip.array(), 48_000, RATE), SOUND) > 0.98
 
 
 @pytest.mark.parametrize("kind", FILES)
@@ -177,11 +181,31 @@ def test_a_wav_header_that_claims_hours() -> None:
     assert decode_now(bytes(file), max_s=10).seconds == pytest.approx(1.0)
 
 
-def test_a_wav_chunk_that_claims_more_than_there_is() -> None:
-    header, rest = FILES["wav"][:12], FILES["wav"][12:]
-    odd = header[:4] + struct.pack("<I", 60) + header[8:] + b"LIST\xff\xff\xff\x7f" + rest
+@pytest.mark.parametrize("kind", ["wav", "wav with floats"])
+def test_a_wav_chunk_that_claims_gigabytes(kind: str) -> None:
+    """FFmpeg would take as much memory as the text is said to have."""
+    file = FILES[kind]
+    text = struct.pack("<4sI4s4sI", b"LIST", 0xC500001A, b"INFO", b"ISFT", 0x7FFFFFF0)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(InvalidRequestError, match="damaged"):
-        decode_now(odd, max_s=10)
+        decode_now(file[:12] + text + file[12:], max_s=10)
+    at = file.index(b"data")
+    with pytest.raises(InvalidRequestError, match="damaged"):
+        decode_now(file[:at] + text + file[at:], max_s=10)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000  # KiB
+
+
+def test_a_wav_with_text_in_it() -> None:
+    file, text = FILES["wav"], struct.pack("<4sI", b"LIST", 5) + b"INFOx\0"
+    for at in (12, file.index(b"data"), len(file)):
+        assert decode_now(file[:at] + text + file[at:], max_s=10) == decode_now(file, max_s=10)
+
+
+def test_wav_samples_of_64_bits() -> None:
+    assert decode_now(file_of(SOUND, "pcm_f64le", "wav"), max_s=10).seconds == pytest.approx(1.0)
+    file = bytearray(FILES["wav"])
+    file[34:36] = struct.pack("<H", 64)  # of whole numbers: nobody writes that
+    harmless(bytes(file))
 
 
 def test_samples_that_are_no_numbers() -> None:

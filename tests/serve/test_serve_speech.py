@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import socket
 import subprocess
@@ -19,7 +20,8 @@ import pytest
 
 from antiphon.errors import StageStepError
 from antiphon.serve.sound_in import decode_now
-from fake_server import BY_HAND, FAKE, FakeServer
+from antiphon.testing.fake_stage import Answer
+from fake_server import ANSWERS, BY_HAND, FAKE, FakeServer
 from live_server import LiveServer
 from sound_files import RATE, at_rate, likeness, sweep
 
@@ -27,8 +29,16 @@ SOUND = sweep()
 URL = "/v1/audio/speech"
 
 
-def client_of(server: FakeServer | LiveServer) -> openai.OpenAI:
-    return openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=60)
+Connect = Callable[[FakeServer | LiveServer], openai.OpenAI]
+
+
+@pytest.fixture
+def connect() -> Iterator[Connect]:
+    """Clients, which are closed at the end."""
+    with contextlib.ExitStack() as opened:
+        yield lambda server: opened.enter_context(
+            openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=60)
+        )
 
 
 def body(**given: object) -> dict[str, object]:
@@ -88,7 +98,7 @@ def in_background(work: Callable[[], object]) -> threading.Thread:
 
 
 @pytest.mark.parametrize("format", ["mp3", "opus", "aac", "flac", "wav", "pcm"])
-def test_every_format(hand: FakeServer, format: Any) -> None:
+def test_every_format(connect: Connect, hand: FakeServer, format: Any) -> None:
     def answer() -> None:
         call = Call(hand)
         for at in range(0, RATE, RATE // 5):
@@ -96,7 +106,7 @@ def test_every_format(hand: FakeServer, format: Any) -> None:
         call.end()
 
     thread = in_background(answer)
-    spoken = client_of(hand).audio.speech.create(
+    spoken = connect(hand).audio.speech.create(
         model="fake", input="one two", voice="alloy", response_format=format
     )
     thread.join(10)
@@ -111,13 +121,13 @@ def test_every_format(hand: FakeServer, format: Any) -> None:
     assert likeness(at_rate(back, rate, RATE), SOUND) > 0.98
 
 
-def test_mp3_is_what_comes_unless_told_otherwise(fake_server: FakeServer) -> None:
-    spoken = client_of(fake_server).audio.speech.create(model="fake", input="one", voice="nova")
+def test_mp3_is_what_comes_unless_told_otherwise(connect: Connect, fake_server: FakeServer) -> None:
+    spoken = connect(fake_server).audio.speech.create(model="fake", input="one", voice="nova")
     assert spoken.response.headers["content-type"] == "audio/mpeg"
     assert decode_now(spoken.content, max_s=10).seconds == pytest.approx(0.2, abs=0.1)
 
 
-def test_sound_is_heard_before_its_end(hand: FakeServer) -> None:
+def test_sound_is_heard_before_its_end(connect: Connect, hand: FakeServer) -> None:
     calls: list[Call] = []
 
     def begin() -> None:
@@ -125,7 +135,7 @@ def test_sound_is_heard_before_its_end(hand: FakeServer) -> None:
         calls[0].sound(SOUND[:1200])
 
     thread = in_background(begin)
-    create = client_of(hand).audio.speech.with_streaming_response.create
+    create = connect(hand).audio.speech.with_streaming_response.create
     with create(model="fake", input="one", voice="alloy", response_format="pcm") as answer:
         thread.join(10)
         parts = answer.iter_bytes(chunk_size=2400)
@@ -208,8 +218,8 @@ def test_instructions_where_somebody_follows_them(fake_server: FakeServer) -> No
         assert params_of(server) == {"instruct": "Whisper."}
 
 
-def test_sampling_and_params(fake_server: FakeServer) -> None:
-    spoken = client_of(fake_server).audio.speech.create(
+def test_sampling_and_params(connect: Connect, fake_server: FakeServer) -> None:
+    spoken = connect(fake_server).audio.speech.create(
         model="fake",
         input="one",
         voice="ada",
@@ -244,9 +254,9 @@ def test_mistakes(
         assert says in found["message"]
 
 
-def test_openais_client_raises_mistakes(fake_server: FakeServer) -> None:
+def test_openais_client_raises_mistakes(connect: Connect, fake_server: FakeServer) -> None:
     with pytest.raises(openai.BadRequestError, match="text is empty"):
-        client_of(fake_server).audio.speech.create(model="fake", input="", voice="alloy")
+        connect(fake_server).audio.speech.create(model="fake", input="", voice="alloy")
 
 
 def test_a_pipeline_that_speaks_nothing_as_it_is() -> None:
@@ -255,6 +265,13 @@ def test_a_pipeline_that_speaks_nothing_as_it_is() -> None:
         answer = httpx2.post(server.url + URL, json=body())
         assert (answer.status_code, error_of(answer)["code"]) == (400, "unsupported_endpoint")
         assert "it serves /v1/chat/completions" in error_of(answer)["message"]
+
+
+def test_a_server_that_starts() -> None:
+    with FakeServer(ready=False) as server:
+        answer = httpx2.post(server.url + URL, json=body())
+        assert (answer.status_code, error_of(answer)["code"]) == (503, "server_starting")
+        assert int(answer.headers["retry-after"]) > 0
 
 
 # --- what goes wrong on the way ---------------------------------------------------------------
@@ -270,6 +287,14 @@ def test_a_failure_before_the_first_sound_has_a_status(hand: FakeServer) -> None
     answer = httpx2.post(hand.url + URL, json=body(), timeout=20)
     thread.join(10)
     assert (answer.status_code, error_of(answer)["code"]) == (500, "stage_step")
+
+
+def test_a_text_that_no_sound_comes_of() -> None:
+    with FakeServer(answers={**ANSWERS, "code2wav": Answer()}) as server:
+        answer = httpx2.post(server.url + URL, json=body())
+        assert (answer.status_code, error_of(answer)["code"]) == (500, "stage")
+        assert "no sound" in error_of(answer)["message"]
+        server.check_clean()
 
 
 def test_a_deadline(hand: FakeServer) -> None:
@@ -319,7 +344,7 @@ def rest_of(connection: socket.socket) -> bytes:
     return b"".join(parts)
 
 
-def test_half_a_sound_does_not_look_like_a_whole(hand: FakeServer) -> None:
+def test_half_a_sound_does_not_look_like_a_whole(connect: Connect, hand: FakeServer) -> None:
     with raw_call(hand, body(response_format="wav")) as connection:
         call = Call(hand)
         call.sound(SOUND[:1200])
@@ -337,7 +362,7 @@ def test_half_a_sound_does_not_look_like_a_whole(hand: FakeServer) -> None:
 
     thread = in_background(fail)
     with pytest.raises(openai.APIConnectionError):
-        client_of(hand).audio.speech.create(model="fake", input="one", voice="alloy")
+        connect(hand).audio.speech.create(model="fake", input="one", voice="alloy")
     thread.join(10)
 
 
@@ -376,8 +401,8 @@ def test_who_goes_away_is_ended_on_every_stage(
 # --- the real pipeline ------------------------------------------------------------------------
 
 
-def test_the_voice_pipeline_speaks(voice_server: LiveServer) -> None:
-    spoken = client_of(voice_server).audio.speech.create(
+def test_the_voice_pipeline_speaks(connect: Connect, voice_server: LiveServer) -> None:
+    spoken = connect(voice_server).audio.speech.create(
         model="voice", input="Good morning. How are you?", voice="alloy", response_format="flac"
     )
     clip = decode_now(spoken.content, max_s=30)
@@ -385,6 +410,6 @@ def test_the_voice_pipeline_speaks(voice_server: LiveServer) -> None:
     assert float(np.sqrt(np.mean(clip.array() ** 2))) > 0.01
 
 
-def test_nothing_to_speak(voice_server: LiveServer) -> None:
+def test_nothing_to_speak(connect: Connect, voice_server: LiveServer) -> None:
     with pytest.raises(openai.BadRequestError, match="nothing to speak"):
-        client_of(voice_server).audio.speech.create(model="voice", input="...", voice="alloy")
+        connect(voice_server).audio.speech.create(model="voice", input="...", voice="alloy")

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
 
 CHROMIUM = "ANTIPHON_CHROMIUM"
 REQUIRE = "ANTIPHON_REQUIRE_BROWSER"
@@ -33,7 +34,7 @@ _FLAGS = (
     "--use-fake-device-for-media-stream",
     "--use-fake-ui-for-media-stream",
 )
-WAIT_MS = 10_000
+WAIT_MS = 30_000  # a page is quick; a machine with other work may not be
 INSECURE_HOST = "playground.test"
 """Leads to this machine as well, but no browser thinks it safe."""
 
@@ -53,6 +54,7 @@ def executable() -> str:
 def chromium() -> Iterator[Browser]:
     """A browser of its own, headless."""
     path = executable()
+    expect.set_options(timeout=WAIT_MS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=list(_FLAGS))
         try:
@@ -82,6 +84,16 @@ class Visit:
     def _request(self, request: Request) -> None:
         if not request.url.startswith((self.url, "data:", "blob:" + self.url)):
             self.elsewhere.append(request.url)
+
+    def until(self, expression: str) -> None:
+        """Wait until a JavaScript expression is true.
+
+        Playwright's own wait for that evaluates text within the page, which its policy forbids.
+        """
+        due = time.monotonic() + WAIT_MS / 1000
+        while not self.page.evaluate(expression):
+            assert time.monotonic() < due, f"it did not become true: {expression}"
+            self.page.wait_for_timeout(10)
 
     def check(self, *expected: str) -> None:
         """Nothing went wrong but for messages with these words, and nothing left the server."""

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import contextlib
 import json
 import socket
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx2
 from openai import OpenAI
 
-from antiphon.stage.messages import Abort
+from antiphon.stage.messages import Abort, Command
+from antiphon.testing.fake_stage import FakeStage
 from fake_server import BY_HAND, FakeServer
 
 PATH = "/v1/chat/completions"
@@ -50,11 +53,14 @@ def by_hand(**settings: Any) -> Iterator[FakeServer]:
     """A server whose stages do what a test says; what is aborted they acknowledge themselves."""
     with FakeServer(answers=BY_HAND, settings=settings) as server:
         for stage in server.stages.values():
-            stage.on_command = lambda command, stage=stage: (
-                stage._soon(stage.acknowledge) if isinstance(command, Abort) else None
-            )
+            stage.on_command = partial(_acknowledge, stage)
         yield server
         server.check_clean()
+
+
+def _acknowledge(stage: FakeStage, command: Command) -> None:
+    if isinstance(command, Abort):
+        asyncio.get_running_loop().call_soon(stage.acknowledge)
 
 
 @contextlib.contextmanager

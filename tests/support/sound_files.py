@@ -44,13 +44,14 @@ def file_of(
     layout: str = "mono",
     video: bool = False,
     title: str | None = None,
+    rate: int = RATE,
 ) -> bytes:
-    """A file as FFmpeg writes it; `video` adds a picture."""
+    """A file as FFmpeg writes it; `video` adds a picture, `rate` is the file's in Hz."""
     file = io.BytesIO()
     with av.open(file, "w", format=container) as out:
         if title is not None:
             out.metadata["title"] = title
-        stream = out.add_stream(codec, rate=RATE, layout=layout)
+        stream = out.add_stream(codec, rate=rate, layout=layout)
         assert isinstance(stream, av.AudioStream)
         if video:
             _add_picture(out)

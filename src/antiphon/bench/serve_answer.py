@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import binascii
 import enum
 import itertools
+import time
 from dataclasses import dataclass, field
 
 from antiphon.bench.serve_sse import Usage
@@ -12,6 +14,13 @@ from antiphon.core.continuity import Continuity, ContinuityMeter
 SAMPLE_RATE = 24_000
 """Hz of OpenAI's raw sound, `pcm` and `pcm16`, which does not say so itself."""
 _SAMPLE_BYTES = 2
+
+clock = time.perf_counter
+"""Of all times here."""
+
+
+class AnswerError(Exception):
+    """The server did not answer as it should have; the message is one line."""
 
 
 class Ending(enum.StrEnum):
@@ -68,6 +77,10 @@ class AnswerMeter:
     _odd_bytes: int = 0  # of a sample whose rest has not come
     _usage: Usage = Usage()  # noqa: RUF009 - frozen
 
+    def begin(self, at_s: float) -> None:
+        """Only now is the question sent: what was before is no part of the answer's time."""
+        self.start_s = at_s
+
     def text(self, piece: str, at_s: float) -> None:
         """The next piece of text; one that is empty is none."""
         if piece:
@@ -112,3 +125,17 @@ class AnswerMeter:
             prompt_tokens=self._usage.prompt_tokens,
             output_tokens=self._usage.text_tokens or len(times),
         )
+
+
+def num_bytes(base64: str) -> int:
+    """Of what is encoded. Raises AnswerError if nothing is."""
+    try:
+        return len(binascii.a2b_base64(base64, strict_mode=True)) if base64 else 0
+    except binascii.Error as error:
+        raise AnswerError(f"sound is not base64: {error}") from error
+
+
+def one_line(what: object) -> str:
+    """As part of a message; of an error with its name."""
+    kind = f"{type(what).__name__}: " if isinstance(what, BaseException) else ""
+    return f"{kind}{' '.join(str(what).split())}"

@@ -7,65 +7,43 @@ server and callers share on one machine.
 from __future__ import annotations
 
 import asyncio
-import binascii
-import enum
-import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, Self
 
 import aiohttp
 import msgspec
 
-from antiphon.bench.serve_answer import Answer, AnswerMeter, Ending
+from antiphon.bench.serve_answer import (
+    Answer,
+    AnswerError,
+    AnswerMeter,
+    Ending,
+    clock,
+    num_bytes,
+    one_line,
+)
+from antiphon.bench.serve_call import Call, Endpoint
 from antiphon.bench.serve_prompts import Prompt
+from antiphon.bench.serve_realtime import converse
 from antiphon.bench.serve_sse import DONE, EventParser, chat_chunks, error_bodies
 
+_KEEP_ALIVE_S = 3.0  # less than servers have, which would close under a call
 _EVENTS = "text/event-stream"
-clock = time.perf_counter
-
-
-class Endpoint(enum.StrEnum):
-    """What is called."""
-
-    CHAT = "chat"
-    SPEECH = "speech"
-
-
 PATHS = {Endpoint.CHAT: "/v1/chat/completions", Endpoint.SPEECH: "/v1/audio/speech"}
 
 
-class Call(msgspec.Struct, frozen=True, kw_only=True):
-    """What all calls of a run have in common."""
-
-    url: str
-    """The server's, without a path."""
-    model: str
-    endpoint: Endpoint = Endpoint.CHAT
-    modalities: tuple[str, ...] = ("text",)
-    voice: str | None = None
-    max_tokens: int | None = None
-    temperature: float | None = None
-    ignore_eos: bool = False
-    extra_body: dict[str, Any] = {}
-    """Merged into every body, over what is in it."""
-    api_key: str | None = None
-    timeout_s: float = 600.0
-
-
-class AnswerError(Exception):
-    """The server did not answer as it should have; the message is one line."""
-
-
 class Client:
-    """Entered for the time of a run; connections are used again."""
+    """Entered for the time of a run; connections are used again, which `tracing` can watch."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Call, tracing: Sequence[aiohttp.TraceConfig] = ()) -> None:
         self._call = call
-        self._url = call.url.rstrip("/") + PATHS[call.endpoint]
+        self._tracing = list(tracing)
         ways: dict[Endpoint, Callable[[Prompt, AnswerMeter], Awaitable[None]]] = {
             Endpoint.CHAT: self._chat,
             Endpoint.SPEECH: self._speech,
+            Endpoint.REALTIME: self._realtime,
         }
         self._way = ways[call.endpoint]
         self._session: aiohttp.ClientSession
@@ -73,8 +51,9 @@ class Client:
     async def __aenter__(self) -> Self:
         key = self._call.api_key
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
             timeout=aiohttp.ClientTimeout(total=None),  # `ask` has its own
+            trace_configs=self._tracing,
             headers={} if key is None else {"Authorization": f"Bearer {key}"},
         )
         return self
@@ -102,34 +81,46 @@ class Client:
                 return meter.answer(Ending.DISCONNECTED, clock())
             return meter.answer(Ending.FAILED, clock(), f"no end after {timeout_s:g} s")
         except (aiohttp.ClientError, OSError) as error:
-            return meter.answer(Ending.FAILED, clock(), _one_line(error))
+            return meter.answer(Ending.FAILED, clock(), one_line(error))
         except AnswerError as error:
             return meter.answer(Ending.FAILED, clock(), str(error))
         return meter.answer(Ending.COMPLETED, clock())
 
+    def _post(
+        self, endpoint: Endpoint, body: dict[str, Any]
+    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        return self._session.post(self._call.url + PATHS[endpoint], json=body)
+
     async def _chat(self, prompt: Prompt, meter: AnswerMeter) -> None:
         body = chat_body(self._call, prompt)
-        async with self._session.post(self._url, json=body) as response:
+        whole = False
+        async with self._post(Endpoint.CHAT, body) as response:
             await _check(response, _EVENTS)
             parser = EventParser()
+            # To the end of the body, so that the connection can be used again.
             async for received in response.content.iter_any():
                 at_s = clock()
                 for data in parser.feed(received):
                     if data == DONE:
-                        return
-                    _take(data, meter, at_s)
-        raise AnswerError("the stream ended before [DONE]")
+                        whole = True
+                    else:
+                        _take(data, meter, at_s)
+        if not whole:
+            raise AnswerError("the stream ended before [DONE]")
 
     async def _speech(self, prompt: Prompt, meter: AnswerMeter) -> None:
         body = speech_body(self._call, prompt)
         heard = False
-        async with self._session.post(self._url, json=body) as response:
+        async with self._post(Endpoint.SPEECH, body) as response:
             await _check(response, "audio/")
             async for received in response.content.iter_any():
                 meter.audio(len(received), clock())
                 heard = True
         if not heard:
             raise AnswerError("the answer has no sound")
+
+    async def _realtime(self, prompt: Prompt, meter: AnswerMeter) -> None:
+        await converse(self._session, self._call, prompt, meter)
 
 
 def chat_body(call: Call, prompt: Prompt) -> dict[str, Any]:
@@ -140,13 +131,14 @@ def chat_body(call: Call, prompt: Prompt) -> dict[str, Any]:
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    max_tokens = call.max_tokens if prompt.max_tokens is None else prompt.max_tokens
-    if max_tokens is not None:
+    if (max_tokens := call.longest(prompt)) is not None:
         body["max_completion_tokens"] = max_tokens
     if call.temperature is not None:
         body["temperature"] = call.temperature
-    if call.ignore_eos:
+    if call.ignore_eos and call.text_stage is None:
         body["ignore_eos"] = True
+    elif call.ignore_eos:
+        body["sampling"] = {call.text_stage: {"ignore_eos": True}}
     if "audio" in call.modalities:
         body["modalities"] = list(call.modalities)
         voice = {} if call.voice is None else {"voice": call.voice}
@@ -169,7 +161,7 @@ def _take(data: bytes, meter: AnswerMeter, at_s: float) -> None:
     except msgspec.DecodeError as error:
         raise AnswerError(f"an event is not of a chat completion: {error}") from error
     if chunk.error is not None:
-        raise AnswerError(f"in the stream: {_one_line(chunk.error.message)}")
+        raise AnswerError(f"in the stream: {one_line(chunk.error.message)}")
     if chunk.usage is not None:
         meter.usage(chunk.usage)
     for choice in chunk.choices:
@@ -177,14 +169,7 @@ def _take(data: bytes, meter: AnswerMeter, at_s: float) -> None:
         meter.text(delta.content or delta.reasoning or "", at_s)
         if delta.audio is not None:
             meter.text(delta.audio.transcript or "", at_s)
-            meter.audio(_num_bytes(delta.audio.data or ""), at_s)
-
-
-def _num_bytes(base64: str) -> int:
-    try:
-        return len(binascii.a2b_base64(base64, strict_mode=True)) if base64 else 0
-    except binascii.Error as error:
-        raise AnswerError(f"sound is not base64: {error}") from error
+            meter.audio(num_bytes(delta.audio.data or ""), at_s)
 
 
 async def _check(response: aiohttp.ClientResponse, media_type: str) -> None:
@@ -195,11 +180,6 @@ async def _check(response: aiohttp.ClientResponse, media_type: str) -> None:
             message = error_bodies.decode(body).error.message
         except msgspec.DecodeError:
             message = response.reason or ""
-        raise AnswerError(f"HTTP {response.status}: {_one_line(message)}")
+        raise AnswerError(f"HTTP {response.status}: {one_line(message)}")
     if not response.content_type.startswith(media_type):
         raise AnswerError(f"the answer is {response.content_type}, not {media_type}")
-
-
-def _one_line(what: object) -> str:
-    kind = f"{type(what).__name__}: " if isinstance(what, BaseException) else ""
-    return f"{kind}{' '.join(str(what).split())}"

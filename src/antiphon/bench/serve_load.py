@@ -16,8 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from antiphon.bench.serve_answer import Answer
-from antiphon.bench.serve_client import clock
+from antiphon.bench.serve_answer import Answer, clock
 from antiphon.bench.serve_prompts import Prompt
 
 Ask = Callable[[Prompt, float | None], Awaitable[Answer]]  # (prompt, seconds until it leaves)
@@ -82,10 +81,10 @@ async def run_load(
             if closed:
                 await gate.acquire()
                 due_s = clock() - began_s  # noqa: PLW2901 - due when it may be sent
-            else:
-                await asyncio.sleep(began_s + due_s - clock())
             if load.duration_s is not None and due_s >= load.duration_s:
                 break
+            if not closed:
+                await asyncio.sleep(began_s + due_s - clock())
             tasks.append(group.create_task(one(prompt, next(leaving), due_s)))
     return Run(tuple(task.result() for task in tasks), clock() - began_s)
 

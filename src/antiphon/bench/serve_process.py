@@ -39,8 +39,8 @@ class ServerProcess:
     ) -> None:
         self.url = f"http://127.0.0.1:{port}"
         self._name = name
-        self._arguments = arguments
-        self._environment = environment
+        self.arguments = arguments
+        self.environment = environment
         self._log = log
         self._process: asyncio.subprocess.Process
 
@@ -51,11 +51,11 @@ class ServerProcess:
     async def __aenter__(self) -> Self:
         with self._log.open("wb") as log:
             self._process = await asyncio.create_subprocess_exec(
-                *self._arguments,
+                *self.arguments,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=dict(self._environment),
+                env=dict(self.environment),
                 start_new_session=True,
             )
         try:

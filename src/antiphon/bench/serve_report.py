@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from antiphon.bench.frame import machine, versions
-from antiphon.bench.serve_client import Call
+from antiphon.bench.serve_call import Call
 from antiphon.bench.serve_load import Load, Run
 from antiphon.bench.serve_measures import Section, Statistics, Summary, limit_ms
 from antiphon.errors import OutputPathError

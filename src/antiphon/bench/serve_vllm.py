@@ -8,6 +8,7 @@ over vLLM's.
 
 from __future__ import annotations
 
+import math
 import statistics
 import sys
 from collections.abc import Callable, Sequence
@@ -18,7 +19,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from antiphon.bench.serve_answer import Answer, Ending
-from antiphon.bench.serve_client import Call, Client
+from antiphon.bench.serve_call import Call
+from antiphon.bench.serve_client import Client
 from antiphon.bench.serve_load import Load, Run, run_load
 from antiphon.bench.serve_process import ServerProcess, free_port
 from antiphon.bench.serve_prompts import Prompt
@@ -147,12 +149,37 @@ async def measure(
                         into.append(run)
                 sides.reverse()
             measured.append(taken)
-    return [_row(taken) for taken in measured]
+    return [row_of(taken) for taken in measured]
+
+
+def row_of(taken: Taken) -> Row:
+    """What the rounds say."""
+    ours, vllm = taken.ours, taken.vllm
+    speeds = [_tokens_per_s(run) for run in ours], [_tokens_per_s(run) for run in vllm]
+    waits = [_ttft_ms(run) for run in ours], [_ttft_ms(run) for run in vllm]
+    steps = [_itl_ms(run) for run in ours], [_itl_ms(run) for run in vllm]
+    pairs = tuple(a / b for a, b in zip(*speeds, strict=True))
+    return Row(
+        concurrency=taken.concurrency,
+        ours_tokens_per_s=statistics.median(speeds[0]),
+        vllm_tokens_per_s=statistics.median(speeds[1]),
+        tokens_ratio=statistics.median(pairs),
+        ours_ttft_ms=statistics.median(waits[0]),
+        vllm_ttft_ms=statistics.median(waits[1]),
+        ttft_ratio=_ratio(waits),
+        ours_itl_ms=statistics.median(steps[0]),
+        vllm_itl_ms=statistics.median(steps[1]),
+        itl_ratio=_ratio(steps),
+        ratios=pairs,
+        requests=len(ours[0].answers),
+        same_text=_same_text([run.answers for run in (*ours, *vllm)]),
+        prompt_tokens=(_prompt_tokens(ours[0]), _prompt_tokens(vllm[0])),
+    )
 
 
 def table(rows: Sequence[Row]) -> Table:
     """The rows, and below them whether they may be compared."""
-    made = Table(title="chat through our server, over vLLM's own", box=SIMPLE_HEAD, padding=(0, 1))
+    made = Table(title="chat through our server, over vLLM's own", box=SIMPLE_HEAD, padding=0)
     for column in _COLUMNS:
         made.add_column(column, justify="right")
     for row in rows:
@@ -201,28 +228,10 @@ def _check(run: Run, whose: str) -> None:
             raise StageError(f"a call to {whose} server failed: {answer.error}")
 
 
-def _row(taken: Taken) -> Row:
-    ours, vllm = taken.ours, taken.vllm
-    speeds = [_tokens_per_s(run) for run in ours], [_tokens_per_s(run) for run in vllm]
-    waits = [_ttft_ms(run) for run in ours], [_ttft_ms(run) for run in vllm]
-    steps = [_itl_ms(run) for run in ours], [_itl_ms(run) for run in vllm]
-    pairs = tuple(a / b for a, b in zip(*speeds, strict=True))
-    return Row(
-        concurrency=taken.concurrency,
-        ours_tokens_per_s=statistics.median(speeds[0]),
-        vllm_tokens_per_s=statistics.median(speeds[1]),
-        tokens_ratio=statistics.median(pairs),
-        ours_ttft_ms=statistics.median(waits[0]),
-        vllm_ttft_ms=statistics.median(waits[1]),
-        ttft_ratio=statistics.median(a / b for a, b in zip(*waits, strict=True)),
-        ours_itl_ms=statistics.median(steps[0]),
-        vllm_itl_ms=statistics.median(steps[1]),
-        itl_ratio=statistics.median(a / b for a, b in zip(*steps, strict=True)),
-        ratios=pairs,
-        requests=len(ours[0].answers),
-        same_text=_same_text([run.answers for run in (*ours, *vllm)]),
-        prompt_tokens=(_prompt_tokens(ours[0]), _prompt_tokens(vllm[0])),
-    )
+def _ratio(of: tuple[list[float], list[float]]) -> float:
+    """Median over the pairs; not a number if it all came at once."""
+    pairs = [(a, b) for a, b in zip(*of, strict=True) if b > 0]
+    return statistics.median(a / b for a, b in pairs) if pairs else math.nan
 
 
 def _tokens_per_s(run: Run) -> float:

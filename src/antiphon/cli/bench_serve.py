@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from antiphon.cli.arguments import positive_number, whole_number
 from antiphon.cli.bench_values import goal, json_object, measures, number, percentiles, rate, share
 from antiphon.cli.serve import API_KEY
-from antiphon.errors import InvalidRequestError, OperatorError, SettingError
+from antiphon.errors import InvalidRequestError, SettingError
 
 if TYPE_CHECKING:
-    from antiphon.bench.serve_client import Call
+    from antiphon.bench.serve_call import Call
     from antiphon.bench.serve_load import Load, Run
     from antiphon.bench.serve_prompts import Prompt
 
@@ -56,13 +56,13 @@ def _add_server(parser: argparse.ArgumentParser) -> None:
 def _add_question(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("what is asked")
     group.add_argument(
-        "--endpoint", choices=("chat", "speech"), default="chat", help="what is called"
+        "--endpoint", choices=("chat", "speech", "realtime"), default="chat", help="what is called"
     )
     group.add_argument(
         "--modalities",
         default="text",
         metavar="LIST",
-        help="what a chat is to give: text, or text,audio",
+        help="what an answer is to be: text, or text,audio",
     )
     group.add_argument("--voice", metavar="NAME", help="who speaks (default: the server's choice)")
     group.add_argument(
@@ -73,11 +73,13 @@ def _add_question(parser: argparse.ArgumentParser) -> None:
         ' "output_tokens"; asked in order, then from the start again (default: some of ours)',
     )
     group.add_argument(
-        "--max-tokens", type=whole_number, metavar="N", help="longest text (default: the server's)"
+        "--max-tokens", type=whole_number, metavar="N", help="longest text; not of speech"
     )
-    group.add_argument("--temperature", type=number, metavar="T", help="of sampling; 0 is greedy")
     group.add_argument(
-        "--ignore-eos", action="store_true", help="have every text as long as --max-tokens"
+        "--temperature", type=number, metavar="T", help="of a chat's sampling; 0 is greedy"
+    )
+    group.add_argument(
+        "--ignore-eos", action="store_true", help="have every chat go on to --max-tokens"
     )
     group.add_argument(
         "--extra-body", type=json_object, metavar="JSON", help="object merged into every call"
@@ -221,7 +223,8 @@ def _check(options: argparse.Namespace) -> None:
 
 def _call(options: argparse.Namespace) -> Call:
     """What the calls are; asks the server for its model if none is named."""
-    from antiphon.bench.serve_client import Call, Endpoint
+    from antiphon.bench.serve_call import Call, Endpoint
+    from antiphon.cli.served import served_model
     from antiphon.pipeline.suggest import did_you_mean
 
     url = options.base_url or f"http://{_bracketed(options.host)}:{options.port}"
@@ -232,9 +235,14 @@ def _call(options: argparse.Namespace) -> Call:
         if one not in ("text", "audio"):
             hint = did_you_mean(one, ("text", "audio"))
             raise InvalidRequestError(f"--modalities: {one!r} cannot be measured{hint}")
+    model, text_stage = options.model, None
+    if model is None or options.ignore_eos:
+        served = served_model(url, model, key)
+        model, text_stage = served.id, served.text_stage
     return Call(
         url=url,
-        model=options.model or _served_model(url, key),
+        model=model,
+        text_stage=text_stage,
         endpoint=Endpoint(options.endpoint),
         modalities=modalities,
         voice=options.voice,
@@ -263,24 +271,6 @@ def _load(options: argparse.Namespace) -> Load:
         disconnect_within_s=options.disconnect_within_s,
         seed=options.seed,
     )
-
-
-def _served_model(url: str, key: str | None) -> str:
-    """The first that the server names."""
-    import msgspec
-
-    from antiphon.cli import ask
-
-    class Card(msgspec.Struct):
-        id: str
-
-    class Models(msgspec.Struct):
-        data: list[Card]
-
-    served = ask.decoded(ask.get(url, "/v1/models", key), Models, url)
-    if not served.data:
-        raise OperatorError(f"the server at {url} has no model; name one with --model")
-    return served.data[0].id
 
 
 def _bracketed(host: str) -> str:

@@ -38,7 +38,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Everything that needs no engine is checked first."""
-    from antiphon.bench.serve_vllm import table, text_stage
     from antiphon.cli import signals
     from antiphon.cli.bench_serve import check_client
     from antiphon.cli.setup import check_bench, prepare
@@ -46,11 +45,13 @@ def run(options: argparse.Namespace) -> int:
     setup = prepare(options)
     check_bench(options.json)
     check_client()
-    text_stage(setup.topology)
 
     from rich.console import Console
 
     from antiphon.bench.frame import heading, write
+    from antiphon.bench.serve_vllm import table, text_stage
+
+    text_stage(setup.topology)
 
     with tempfile.TemporaryDirectory(prefix="antiphon-bench-") as folder:
         rows = signals.run(lambda: _measure(options, setup, Path(folder)))

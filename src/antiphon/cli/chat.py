@@ -159,6 +159,11 @@ class Chat:
         heard = tuple(modality for modality in possible if modality == "transcript")
         return (*heard, *self.outputs.modalities)
 
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """What requests bring: what hears is started for sounds alone."""
+        return ("audio",) if self.clips else ("text",)
+
     def request(self, text: str) -> OmniRequest:
         from antiphon.orchestrator.api import OmniRequest
 
@@ -199,8 +204,7 @@ class Chat:
             deployment=self.setup.deployment,
             entries=(ENTRY,),
             modalities=self.modalities,
-            # What hears is started for those alone who bring sounds.
-            inputs=("audio",) if self.clips else ("text",),
+            inputs=self.inputs,
             on_progress=progress,
         )
         try:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import importlib.util
 import os
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from antiphon.cli.arguments import (
     Formatter,
@@ -20,7 +24,9 @@ from antiphon.errors import InvalidRequestError, SettingError
 from antiphon.pipeline.suggest import did_you_mean
 
 if TYPE_CHECKING:
+    from antiphon.orchestrator.omni import AsyncOmni
     from antiphon.pipeline.topology import Topology
+    from antiphon.serve.settings import ServeSettings
 
 API_KEY = "ANTIPHON_API_KEY"
 
@@ -145,14 +151,54 @@ def run(options: argparse.Namespace) -> int:
     setup = prepare(options)
     check_installation()
     _check_libraries()
+    modalities = _modalities(options.modalities, setup.topology)
+    settings = _settings(options)
 
-    from antiphon.observe.tracing import Tracing
     from antiphon.orchestrator.omni import AsyncOmni
     from antiphon.serve.run import bind, serve
     from antiphon.serve.service import Service
+
+    loading = StageProgress(options.progress, verbose=options.verbose)
+    omni = AsyncOmni(
+        setup.topology,
+        deployment=msgspec.structs.replace(setup.deployment, metrics=True),
+        modalities=modalities,
+        on_progress=loading,
+        max_queued=settings.max_queued,
+    )
+
+    async def main() -> None:
+        listening = bind(settings.host, settings.port)
+        await serve(Service(omni, settings), listening, _say, loading)
+
+    with _traced(omni, options.otlp_endpoint):
+        asyncio.run(main())
+    return 0
+
+
+@contextlib.contextmanager
+def _traced(omni: AsyncOmni, endpoint: str | None) -> Iterator[None]:
+    """Send what the pipeline does to a collector, if there is one; the last spans leave at the end.
+
+    Raises as `Tracing.to`.
+    """
+    if endpoint is None:
+        yield
+        return
+    from antiphon.observe.tracing import Tracing
+
+    tracing = Tracing.to(endpoint)
+    omni.observe(tracing)
+    try:
+        yield
+    finally:
+        tracing.close()
+
+
+def _settings(options: argparse.Namespace) -> ServeSettings:
     from antiphon.serve.settings import MIB, ServeSettings
 
-    settings = ServeSettings(
+    return ServeSettings(
         host=options.host,
         port=options.port,
         api_key=options.api_key or os.environ.get(API_KEY) or None,
@@ -166,30 +212,6 @@ def run(options: argparse.Namespace) -> int:
         default_deadline_s=options.deadline_s,
         drain_timeout_s=options.drain_timeout_s,
     )
-    modalities = _modalities(options.modalities, setup.topology)
-    loading = StageProgress(options.progress, verbose=options.verbose)
-    omni = AsyncOmni(
-        setup.topology,
-        deployment=setup.deployment,
-        modalities=modalities,
-        on_progress=loading,
-        max_queued=settings.max_queued,
-    )
-
-    tracing = None if options.otlp_endpoint is None else Tracing.to(options.otlp_endpoint)
-    if tracing is not None:
-        omni.observe(tracing)
-
-    async def main() -> None:
-        listening = bind(settings.host, settings.port)
-        await serve(Service(omni, settings), listening, _say, loading)
-
-    try:
-        asyncio.run(main())
-    finally:
-        if tracing is not None:
-            tracing.close()
-    return 0
 
 
 def _say(line: str) -> None:

@@ -289,6 +289,13 @@ class AsyncOmni:
         self._router.observers.add(observer)
 
     def _enter_session(self, request: OmniRequest) -> tuple[LiveSession, Intake]:
+        try:
+            return self._entered_session(request)
+        except AntiphonError as error:
+            self._router.observers.refused(error)
+            raise
+
+    def _entered_session(self, request: OmniRequest) -> tuple[LiveSession, Intake]:
         self._serving()
         path, intake = request.check_options(self.topology), self._prepared()
         intake.check_session(request, path)

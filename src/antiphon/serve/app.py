@@ -12,6 +12,7 @@ from antiphon.serve.admin import admin_router
 from antiphon.serve.calls import REQUEST_ID
 from antiphon.serve.chat import chat_router
 from antiphon.serve.limits import Limits
+from antiphon.serve.metrics import metrics_router
 from antiphon.serve.page import page_router
 from antiphon.serve.realtime.router import realtime_router
 from antiphon.serve.service import Service
@@ -40,6 +41,7 @@ def create_app(service: Service) -> FastAPI:
     app.include_router(transcription_router(service))
     app.include_router(realtime_router(service))
     app.include_router(trace_router(service.timelines))
+    app.include_router(metrics_router(service.omni, service.metrics))
     if service.settings.admin:
         app.include_router(admin_router(service))
     app.add_middleware(Limits, service=service)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
@@ -11,6 +12,7 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 
 from antiphon.serve.errors import ApiError
+from antiphon.serve.service import new_id
 from antiphon.serve.settings import ServeSettings
 
 T = TypeVar("T")
@@ -18,7 +20,8 @@ T = TypeVar("T")
 DEADLINE = "x-deadline-s"
 """Seconds after which a call fails with status 504."""
 REQUEST_ID = "x-request-id"
-"""On answers: the id that the call has in `/v1/antiphon/traces` and for an abort."""
+"""The id that the call has in `/v1/antiphon/traces` and for an abort: the caller's, or ours."""
+_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _TRACE = ("traceparent", "tracestate")  # W3C Trace Context
 
 
@@ -39,6 +42,24 @@ def deadline_s(headers: Headers, settings: ServeSettings) -> float | None:
             param=DEADLINE,
         )
     return seconds
+
+
+def call_id(headers: Headers, prefix: str) -> str:
+    """The id of the call: the caller's own, else a new one.
+
+    Raises ApiError for one that could not stand in a log or an address.
+    """
+    given = headers.get(REQUEST_ID)
+    if given is None:
+        return new_id(prefix)
+    if not _ID.fullmatch(given):
+        raise ApiError(
+            400,
+            f"the header {REQUEST_ID} is {given!r}; give up to 128 letters, digits and any of -_.:",
+            code="invalid_parameter",
+            param=REQUEST_ID,
+        )
+    return given
 
 
 def trace_headers(headers: Headers) -> dict[str, str]:

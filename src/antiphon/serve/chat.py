@@ -8,13 +8,15 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from antiphon.serve.calls import REQUEST_ID, deadline_s, trace_headers, until_disconnect
-from antiphon.serve.chat_answer import ABORTED, Answer
+from antiphon.serve.calls import REQUEST_ID, call_id, deadline_s, trace_headers, until_disconnect
+from antiphon.serve.chat_answer import Answer
 from antiphon.serve.chat_input import Context, omni_request
 from antiphon.serve.chat_protocol import ChatRequest
+from antiphon.serve.errors import ABORTED
 from antiphon.serve.past_answers import PastAnswers
-from antiphon.serve.service import Service, new_id
-from antiphon.serve.sse import MEDIA_TYPE, EventStream
+from antiphon.serve.service import Service
+from antiphon.serve.sse import MEDIA_TYPE
+from antiphon.serve.streamed import Streamed
 
 _RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {
@@ -40,7 +42,7 @@ def chat_router(service: Service) -> APIRouter:
         service.require_serving()
         service.check_model(body.model)
         context = Context(
-            new_id("chatcmpl"),
+            call_id(request.headers, "chatcmpl"),
             deadline_s(request.headers, service.settings),
             trace_headers(request.headers),
         )
@@ -56,6 +58,6 @@ def chat_router(service: Service) -> APIRouter:
         chunks = answer.chunks()
         # What is refused is refused with a status: nothing is sent before there is an answer.
         first = await until_disconnect(request, anext(chunks))
-        return EventStream(first, chunks, headers)
+        return Streamed(first, chunks, MEDIA_TYPE, headers)
 
     return router

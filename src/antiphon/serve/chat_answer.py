@@ -25,15 +25,11 @@ from antiphon.serve.chat_output import (
     usage_of,
 )
 from antiphon.serve.chat_protocol import ChatRequest
-from antiphon.serve.errors import ApiError
+from antiphon.serve.errors import ABORTED, ApiError
 from antiphon.serve.past_answers import PastAnswers
 from antiphon.serve.service import Service
 from antiphon.serve.sse import DONE, error_event
 from antiphon.serve.stop_strings import until_stop
-
-ABORTED = 499
-"""Of calls that were ended from outside: in no standard, but usual, and clients do not try again as
-they do after 409 and 5xx."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from antiphon.serve.chat_protocol import (
     TextPart,
     UserMessage,
 )
+from antiphon.serve.endpoints import entry_for
 from antiphon.serve.errors import ApiError
 from antiphon.serve.past_answers import PastAnswers
 from antiphon.serve.sound_out import FORMATS
@@ -45,7 +46,7 @@ async def omni_request(
 
     Raises ApiError and CallerError for what cannot be asked of this pipeline.
     """
-    entry = chat_entry(topology)
+    entry = entry_for(topology, ENTRY)
     _check_format(body)
     reader = _Reader(entry, past, max_audio_s)
     messages = await reader.turns(body)
@@ -66,24 +67,6 @@ async def omni_request(
         request_id=context.request_id,
         trace_headers=dict(context.trace_headers),
     )
-
-
-def chat_entry(topology: Topology) -> Entry:
-    """Raises ApiError for a pipeline that answers nothing."""
-    for entry in topology.entries:
-        if entry.name == ENTRY:
-            return entry
-    raise ApiError(
-        400,
-        f"pipeline {topology.name} answers no chat; it has {', '.join(_ways(topology))}",
-        code="unsupported_endpoint",
-        param="model",
-    )
-
-
-def _ways(topology: Topology) -> list[str]:
-    known = {"speech": "/v1/audio/speech", "transcribe": "/v1/audio/transcriptions"}
-    return [known.get(entry.name, entry.name) for entry in topology.entries]
 
 
 def _check_format(body: ChatRequest) -> None:

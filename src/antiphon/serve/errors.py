@@ -1,4 +1,4 @@
-"""Errors as OpenAI's API has them: `{"error": {"message", "type", "param", "code"}}` and a status."""
+"""Errors in OpenAI's form: a status and `{"error": {"message", "type", "param", "code"}}`."""
 
 from __future__ import annotations
 
@@ -37,6 +37,9 @@ _TYPES = {
     404: "not_found_error",
     429: "rate_limit_error",
 }
+ABORTED = 499
+"""Status of a call that `/admin/abort` has ended: in no standard, but usual, and clients do not try
+again as they do after 409 and 5xx."""
 RETRY_AFTER_S = 5  # where nothing better is known
 
 
@@ -113,7 +116,8 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def _invalid(request: Request, error: RequestValidationError) -> Response:
-        return _validation(error).response()
+        kind = request.headers.get("content-type", "").partition(";")[0]
+        return _validation(error, kind.strip()).response()
 
     @app.exception_handler(Exception)
     async def _defect(request: Request, error: Exception) -> Response:
@@ -128,9 +132,16 @@ def install(app: FastAPI) -> None:
         return response
 
 
-def _validation(error: RequestValidationError) -> ApiError:
-    """The first of pydantic's complaints, in one sentence."""
+def _validation(error: RequestValidationError, kind: str) -> ApiError:
+    """The first of pydantic's complaints, in one sentence; `kind` is the body's type."""
     first = error.errors()[0]
+    if first["loc"] == ("body",) and first["type"] != "missing" and kind != "application/json":
+        return ApiError(
+            400,
+            f"the body is of type {kind or 'nothing'}; send JSON with content-type:"
+            " application/json",
+            code="invalid_content_type",
+        )
     place = ".".join(str(part) for part in first["loc"] if part not in ("body", "query", "header"))
     reason = str(first["msg"])
     message = f"{place}: {reason}" if place else reason

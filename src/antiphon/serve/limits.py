@@ -26,7 +26,7 @@ _CLOSE_POLICY = 1008  # RFC 6455, policy violation
 
 
 class Limits:
-    """The gate of the server: origin, key, number of calls, size and time of bodies, slow readers."""
+    """The gate of the server: origin, key, number of calls, size and time of bodies."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app

@@ -80,7 +80,8 @@ def _encoded(exposition: Exposition, accept: str) -> tuple[bytes, str]:
     if content_type.startswith("application/openmetrics-text"):
         # However names are to be escaped: ours are valid in every way, but the library takes the
         # colons out of samples' names (and of no others) unless all of UTF-8 is allowed.
-        body = openmetrics.generate_latest(exposition, escaping=openmetrics.ALLOWUTF8)
+        allowed = openmetrics.ALLOWUTF8
+        body: bytes = openmetrics.generate_latest(exposition, escaping=allowed)  # type: ignore[no-untyped-call]
         return body, openmetrics.CONTENT_TYPE_LATEST
     return encode(exposition), content_type
 

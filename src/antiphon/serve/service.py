@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from antiphon.errors import AntiphonError
+from antiphon.observe.metrics import Metrics
 from antiphon.observe.timelines import Timelines
 from antiphon.orchestrator.omni import AsyncOmni
 from antiphon.serve.errors import RETRY_AFTER_S, ApiError
@@ -38,7 +39,9 @@ class Service:
         self._open = 0  # calls that are being answered
         self._idle = asyncio.Event()
         self._idle.set()
+        self.metrics = Metrics(self.model)
         omni.observe(self.timelines)
+        omni.observe(self.metrics)
 
     # --- life ---------------------------------------------------------------------------------
 

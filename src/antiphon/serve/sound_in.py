@@ -8,9 +8,11 @@ file cannot make it open another one, or an address.
 from __future__ import annotations
 
 import asyncio
+import functools
 import io
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import av
 import numpy as np
@@ -20,6 +22,7 @@ from antiphon.errors import InputTooLongError, InvalidRequestError
 from antiphon.orchestrator.wav import pcm16
 from antiphon.pipeline.audio import MAX_SECONDS, AudioClip
 from antiphon.serve.mp4_tables import check_tables
+from antiphon.serve.wav_chunks import plain_wav
 
 _FORMATS = "WAV, MP3, FLAC, Ogg, WebM, M4A or AAC"
 _MAX_RATE = 48_000  # Hz; files of more are brought down to it
@@ -29,6 +32,8 @@ _DECODERS = (
     "mp3float,mp3,flac,opus,libopus,vorbis,libvorbis,aac,alac,"
     "pcm_s16le,pcm_s24le,pcm_s32le,pcm_u8,pcm_f32le,pcm_f64le,pcm_alaw,pcm_mulaw"
 )
+# Of their own: long files must not keep those waiting that answer others.
+_THREADS = ThreadPoolExecutor(2, thread_name_prefix="sound-in")
 
 
 async def decode(data: bytes, *, max_s: float, name: str = "the audio") -> AudioClip:
@@ -37,7 +42,8 @@ async def decode(data: bytes, *, max_s: float, name: str = "the audio") -> Audio
     The clip has the file's rate, but at most 48 kHz. Of a video its sound is taken. Raises
     InvalidRequestError for what is no sound file or is damaged, InputTooLongError.
     """
-    return await asyncio.to_thread(decode_now, data, max_s=max_s, name=name)
+    work = functools.partial(decode_now, data, max_s=max_s, name=name)
+    return await asyncio.get_running_loop().run_in_executor(_THREADS, work)
 
 
 def decode_now(data: bytes, *, max_s: float, name: str = "the audio") -> AudioClip:
@@ -46,10 +52,12 @@ def decode_now(data: bytes, *, max_s: float, name: str = "the audio") -> AudioCl
     format_ = _sniff(data)
     if format_ is None:
         raise InvalidRequestError(f"{name} is no sound file that can be read; give {_FORMATS}")
-    if format_ == "wav" and (clip := _plain_wav(data)) is not None:
-        if clip.seconds > limit_s:
-            raise _too_long(name, limit_s)
-        return clip
+    if format_ == "wav":
+        data = plain_wav(data) or b""
+        if (clip := _from_wav(data)) is not None:
+            if clip.seconds > limit_s:
+                raise _too_long(name, limit_s)
+            return clip
     if format_ == "mov":
         check_tables(data, name)
     try:
@@ -90,11 +98,11 @@ _MAGIC = (
 )
 
 
-def _plain_wav(data: bytes) -> AudioClip | None:
+def _from_wav(data: bytes) -> AudioClip | None:
     """What the standard library can read; it knows neither floats nor extended headers."""
     try:
         return AudioClip.from_wav(data)
-    except (InvalidRequestError, RuntimeError):  # the latter for chunks that overlap
+    except (InvalidRequestError, ValueError):  # the latter for samples of more than 32 bits
         return None
 
 

@@ -82,7 +82,13 @@ _CODECS = {
 
 
 def _available(name: str) -> bool:
-    return name not in _CODECS or _CODECS[name].codec in av.codecs_available
+    if name not in _CODECS:
+        return True
+    try:
+        av.Codec(_CODECS[name].codec, "w")
+    except av.codec.codec.UnknownCodecError:
+        return False
+    return True
 
 
 FORMATS = tuple(name for name in _MEDIA_TYPES if _available(name))

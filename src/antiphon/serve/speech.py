@@ -17,13 +17,12 @@ from starlette.responses import Response
 from antiphon.errors import AntiphonError, StageError
 from antiphon.orchestrator.api import AudioChunk, Finished, OmniRequest, Reply
 from antiphon.pipeline.topology import Entry
-from antiphon.serve.calls import REQUEST_ID, deadline_s, trace_headers, until_disconnect
-from antiphon.serve.chat_answer import ABORTED
+from antiphon.serve.calls import REQUEST_ID, call_id, deadline_s, trace_headers, until_disconnect
 from antiphon.serve.chat_output import Extra, extra
 from antiphon.serve.chat_protocol import VoiceId
 from antiphon.serve.endpoints import entry_for
-from antiphon.serve.errors import ApiError
-from antiphon.serve.service import Service, new_id
+from antiphon.serve.errors import ABORTED, ApiError
+from antiphon.serve.service import Service
 from antiphon.serve.sound_out import Encoder, feed, finish, make_encoder
 from antiphon.serve.sse import MEDIA_TYPE, error_event, event
 from antiphon.serve.streamed import CutOffError, Streamed
@@ -112,7 +111,7 @@ def speech_router(service: Service) -> APIRouter:
         service.check_model(body.model)
         entry = entry_for(service.omni.topology, ENTRY)
         _check(body, service.settings.max_text_chars)
-        id = new_id("speech")
+        id = call_id(request.headers, "speech")
         asked = OmniRequest(
             entry=ENTRY,
             text=body.input,

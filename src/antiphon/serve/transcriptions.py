@@ -17,11 +17,11 @@ from antiphon.orchestrator.api import Finished, OmniRequest, Reply, TextDelta
 from antiphon.pipeline.audio import AudioClip
 from antiphon.pipeline.topology import Entry, Topology
 from antiphon.serve import sound_in
-from antiphon.serve.calls import REQUEST_ID, deadline_s, trace_headers, until_disconnect
+from antiphon.serve.calls import REQUEST_ID, call_id, deadline_s, trace_headers, until_disconnect
 from antiphon.serve.chat_answer import ABORTED
 from antiphon.serve.endpoints import entry_for
 from antiphon.serve.errors import ApiError, api_error
-from antiphon.serve.service import Service, new_id
+from antiphon.serve.service import Service
 from antiphon.serve.sse import MEDIA_TYPE, error_event, event
 from antiphon.serve.streamed import Streamed
 from antiphon.serve.transcription_form import FORM_SCHEMA, TranscriptionForm, read_form
@@ -97,7 +97,7 @@ def transcription_router(service: Service) -> APIRouter:
         service.check_model(form.model)
         topology = service.omni.topology
         entry = entry_for(topology, ENTRY)
-        id = new_id("transcription")
+        id = call_id(request.headers, "transcription")
         params, sampling = _params(form, entry), _sampling(form, entry, topology)
         clip = await until_disconnect(request, _clip(file, service.settings.max_audio_s))
         asked = OmniRequest(

@@ -5,7 +5,7 @@ of the model makes features of the clips and puts as many tokens in place of tha
 encoder gives embeddings. Only what an `EngineCoreRequest` needs of that is taken out.
 
 A model of encoder and decoder (Whisper) attends to its clip from outside the prompt: it has one
-clip, and no token stands for it.
+clip, and no token stands for it. Of a longer clip than its encoder takes it hears the beginning.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ _STATS = "vllm.v1.metrics.stats"
 METRICS_SEAMS: tuple[Seam, ...] = (
     Seam(
         "metrics",
-        "upstream keeps its metrics in a front end that stages do not have; a stage feeds upstream's "
-        "own logger with what its engine brings, in a registry of its own",
+        "upstream keeps its metrics in a front end that stages do not have; a stage feeds "
+        "upstream's own logger with what its engine brings, in a registry of its own",
         "no vllm: families",
         (
             Names(

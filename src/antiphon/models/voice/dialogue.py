@@ -6,6 +6,7 @@ Neither torch nor vllm is imported here.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 import msgspec
 
@@ -18,7 +19,7 @@ from antiphon.pipeline.entry import Message
 class HeardMessage(msgspec.Struct, frozen=True):
     """A message whose sounds are `windows` windows, which are written down elsewhere."""
 
-    role: str
+    role: Literal["system", "user", "assistant"]
     content: str
     windows: int = 0
 
@@ -36,7 +37,7 @@ class Conversation(msgspec.Struct, frozen=True):
         """What `to_json` wrote. Raises AdapterError for anything else."""
         try:
             return msgspec.json.decode(text, type=cls)
-        except (msgspec.DecodeError, UnicodeEncodeError) as error:
+        except msgspec.DecodeError as error:
             raise AdapterError(f"the payload holds no conversation: {error}") from error
 
     def with_transcripts(self, transcripts: Sequence[str]) -> list[Message]:
@@ -50,10 +51,7 @@ class Conversation(msgspec.Struct, frozen=True):
                 f" {sum(message.windows for message in self.messages)} windows"
             )
         left = iter(transcripts)
-        return [
-            msgspec.convert({"role": m.role, "content": _said(m, left)}, Message)
-            for m in self.messages
-        ]
+        return [Message(message.role, _said(message, left)) for message in self.messages]
 
 
 def _said(message: HeardMessage, transcripts: Iterator[str]) -> str:

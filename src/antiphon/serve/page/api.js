@@ -20,8 +20,8 @@ export class Api {
   }
 
   /** The card of the one model that is served. */
-  async model(signal) {
-    const { data } = await (await this.#call("/v1/models", { signal })).json();
+  async model() {
+    const { data } = await (await this.#call("/v1/models", {})).json();
     return data[0];
   }
 

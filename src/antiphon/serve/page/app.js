@@ -131,7 +131,8 @@ async function conclude(round, problem) {
   if (problem) {
     answer.problem = problem;
     conversation.breakOff(answer, "failed", answer.soundS); // what has come is heard to its end
-    if (problem.status === 0 || problem.status === 503) watch.untilWell();
+    // What broke amid an answer has the status of its beginning, 200.
+    if (problem.status < 400 || problem.status >= 500) watch.untilWell();
   } else if (answer.state !== "interrupted") {
     conversation.finish(answer);
   }

@@ -35,7 +35,7 @@ export class Composer {
   /** Offer what the pipeline can. */
   fit({ hasChat, hasSpeech, hears }) {
     byId("modes").hidden = !(hasChat && hasSpeech);
-    this.#form.elements.mode.value = hasChat ? "chat" : "speech";
+    this.#form.elements.mode.value = hasSpeech && !hasChat ? "speech" : "chat";
     const usable = hasChat || hasSpeech;
     this.#field.disabled = !usable;
     byId("send").disabled = !usable;

@@ -50,6 +50,7 @@ export class Recording {
   }
 
   #add(samples) {
+    if (this.seconds >= LONGEST_S) return; // a page in the background may not have noticed
     this.level = samples.reduce((peak, sample) => Math.max(peak, Math.abs(sample)), 0);
     this.#chunks.push(samples);
     this.#length += samples.length;

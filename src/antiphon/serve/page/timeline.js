@@ -84,9 +84,9 @@ function row(kind, label, hint, ...content) {
 
 /** Where each part was: [kind, from, to, words]. What has no end lasts to the end of all. */
 function phases(unit, total) {
-  const input = unit.input_s ?? total;
-  const first = unit.first_s ?? total;
   const last = unit.last_s ?? total;
+  const first = unit.first_s ?? last;
+  const input = unit.input_s ?? last;
   return [
     ["wait", unit.submitted_s, input, "waits for its input"],
     ["queue", input, Math.max(input, first), "is queued and begins"],

@@ -2,6 +2,7 @@
 
 const PEAK = 240; // samples of one peak: 10 ms at 24 kHz
 const BAR = 3; // CSS pixels of one bar and the space behind it
+const QUIET = 0.25; // peaks below it leave room above them, others fill the height
 const SHOWN = 800; // peaks that the width holds until there are more: 8 s
 
 export class Waveform {
@@ -63,11 +64,12 @@ export class Waveform {
     const style = getComputedStyle(this.#canvas);
     const [said, ahead] = [style.getPropertyValue("--heard"), style.getPropertyValue("--unheard")];
     const bars = Math.floor(width / BAR);
+    const loudest = this.#peaks.reduce((most, peak) => Math.max(most, peak), QUIET);
     const each = Math.max(SHOWN, this.#peaks.length) / bars; // peaks of one bar
     for (let bar = 0; bar * each < this.#peaks.length; bar += 1) {
       const from = Math.floor(bar * each);
       const part = this.#peaks.slice(from, Math.max(from + 1, Math.floor((bar + 1) * each)));
-      const tall = Math.max(2, Math.min(1, Math.max(...part)) * (height - 2));
+      const tall = Math.max(2, (Math.max(...part) / loudest) * (height - 2));
       pen.fillStyle = from < this.#heard * this.#peaks.length ? said : ahead;
       pen.beginPath();
       pen.roundRect(bar * BAR, (height - tall) / 2, BAR - 1, tall, 1);

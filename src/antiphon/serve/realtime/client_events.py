@@ -189,19 +189,26 @@ ClientEvent = (
 )
 
 
-class _Head(msgspec.Struct, frozen=True):
+class Head(msgspec.Struct, frozen=True):
+    """What an error about an event needs to know of it."""
+
     type: str
     event_id: str | None = None
 
 
-_HEADS = msgspec.json.Decoder(_Head)
+_HEADS = msgspec.json.Decoder(Head)
 _EVENTS = msgspec.json.Decoder(ClientEvent)
 TYPES = tuple(str(kind.__struct_config__.tag) for kind in ClientEvent.__args__)
 
 
-def event_id_of(message: str) -> str | None:
-    """The caller's own id of an event. Raises ApiError for what is no event."""
-    head: _Head = _read(_HEADS, message)
+def head_of(message: str) -> Head:
+    """Raises ApiError for what is no event at all."""
+    head: Head = _read(_HEADS, message)
+    return head
+
+
+def parse(head: Head, message: str) -> ClientEvent:
+    """The event. Raises ApiError, which names the field that is to blame."""
     if head.type not in TYPES:
         raise ApiError(
             400,
@@ -209,11 +216,6 @@ def event_id_of(message: str) -> str | None:
             code="unknown_event_type",
             param="type",
         )
-    return head.event_id
-
-
-def parse(message: str) -> ClientEvent:
-    """The event. Raises ApiError, which names the field that is to blame."""
     event: ClientEvent = _read(_EVENTS, message)
     return event
 

@@ -26,7 +26,7 @@ from antiphon.serve.realtime.client_events import (
     ResponseCreate,
     ResponseGiven,
     SessionUpdate,
-    event_id_of,
+    head_of,
     parse,
 )
 from antiphon.serve.realtime.commands import Begin, Cancel, Command, Forget, Listen
@@ -79,8 +79,9 @@ class Conversation:
         """An event of the caller's; one that cannot be served is answered with an `error` event."""
         event_id = None
         try:
-            event_id = event_id_of(message)
-            return self._handle(parse(message))
+            head = head_of(message)
+            event_id = head.event_id
+            return self._handle(parse(head, message))
         except ApiError as error:
             self.refuse(error, event_id)
         except AntiphonError as error:
@@ -108,9 +109,9 @@ class Conversation:
 
     def heard(self, listen: Listen, text: str) -> None:
         """What is said in a sound."""
-        listen.part.text, listen.part.heard = text.strip(), True
+        listen.part.text = text.strip()
         if self.abilities.reads_transcripts:
-            listen.part.clip = None  # nobody needs it any more
+            listen.part.heard, listen.part.clip = True, None  # nobody needs the sound any more
         if listen.announced and self._history.find(listen.item.id) is listen.item:
             self._emit(
                 TranscriptionCompleted(
@@ -167,12 +168,10 @@ class Conversation:
         return self._options.session_body(self._session_id, self.abilities)
 
     def _commit(self) -> list[Command]:
-        self._history.check_room()
+        self._history.check_room(self._buffer.size)
         part = Part("input_audio", clip=self._buffer.commit())
         item = Item(new_id("item"), "user", [part])
-        self._history.check_room(item.size)
-        index = self._history.place(None)
-        previous = self._history.insert(index, item)
+        previous = self._history.insert(self._history.place(None), item)
         self._emit(BufferCommitted(previous_item_id=previous, item_id=item.id))
         return self._announce(item, previous)
 

@@ -25,7 +25,7 @@ class Part:
     kind: Kind
     text: str = ""
     clip: AudioClip | None = None  # of a caller's sound
-    heard: bool = False  # `text` is what the pipeline has heard in the clip
+    heard: bool = False  # the model reads `text` in place of the clip
     samples: int = 0  # of the answer's sound, at `RATE`, that have been sent
 
     @property
@@ -77,7 +77,7 @@ class Item:
 
     @property
     def clips(self) -> tuple[AudioClip, ...]:
-        """Sounds that the model has to hear, as nobody has written them down."""
+        """Sounds that the model has to hear, as it is given no text in their place."""
         return tuple(p.clip for p in self.parts if p.clip is not None and not p.heard)
 
     @property

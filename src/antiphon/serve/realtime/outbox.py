@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from dataclasses import dataclass
 
 import msgspec
-from starlette.websockets import WebSocket
+from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from antiphon.serve.realtime.server_events import AudioDelta, ServerEvent
 
@@ -59,18 +60,21 @@ class Outbox:
         self._changed.set()
 
     async def pump(self, socket: WebSocket) -> None:
-        """Send until `close`. Raises WebSocketDisconnect when the caller has gone, or takes nothing
-        for too long.
+        """Send until `close`, or until nothing can be sent any more: the caller has gone, or takes
+        nothing for too long.
         """
-        while True:
-            while self._messages:
+        with contextlib.suppress(WebSocketDisconnect):
+            while await self._any():
                 message = self._messages.popleft()
                 self._bytes -= len(message.text)
                 await socket.send_text(message.text)
-            if self._closed:
-                return
+
+    async def _any(self) -> bool:
+        """Whether something is to be sent, once that is known."""
+        while not (self._messages or self._closed):
             self._changed.clear()
             await self._changed.wait()
+        return bool(self._messages)
 
     def _keep(self, messages: list[_Message]) -> None:
         self._messages = deque(messages)

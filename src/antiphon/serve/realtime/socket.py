@@ -78,7 +78,7 @@ class RealtimeSocket:
         pump = start(self._outbox.pump(self._socket))
         ways_to_end = [
             start(self._read()),
-            start(self._until_gone(pump)),
+            start(_until_ended(pump)),
             start(self._until_overflow()),
             start(self._until_drained()),
         ]
@@ -116,11 +116,6 @@ class RealtimeSocket:
             for command in self._conversation.receive(message["text"]):
                 await self._do(command)
 
-    async def _until_gone(self, pump: asyncio.Task[None]) -> None:
-        """Until nothing can be sent any more."""
-        with contextlib.suppress(WebSocketDisconnect):
-            await asyncio.shield(pump)
-
     async def _until_overflow(self) -> Close:
         await self._outbox.overflowed.wait()
         most = self._settings.max_unsent_bytes
@@ -138,8 +133,8 @@ class RealtimeSocket:
         if not close.flush:
             self._outbox.drop()
         self._outbox.close()
+        await pump
         with contextlib.suppress(WebSocketDisconnect):
-            await pump
             await self._socket.close(close.code, close.reason)
 
     # --- what is done about the pipeline ------------------------------------------------------
@@ -153,6 +148,7 @@ class RealtimeSocket:
             case Listen():
                 task = self._tasks.create_task(self._listen(command))
                 self._listening[command.part] = task
+                task.add_done_callback(lambda _: self._listening.pop(command.part))
             case Forget():
                 await _ended(*self._hearing(command.item))
 
@@ -175,6 +171,8 @@ class RealtimeSocket:
         if not await self._service.omni.abort(answer.id):
             task.cancel()  # no stage has heard of it yet, or it is over
         await asyncio.wait((task,))
+        # A task that is cancelled before its first step does nothing at all.
+        self._conversation.finished(answer, Outcome("cancelled"))
 
     async def _answer(self, answer: Answer) -> None:
         outcome = Outcome("failed", error=ApiError(500, "internal error", code="internal"))
@@ -224,8 +222,6 @@ class RealtimeSocket:
             self._conversation.not_heard(listen, error)
         else:
             self._conversation.heard(listen, reply.text)
-        finally:
-            del self._listening[listen.part]
 
     def _stamped(self, request: OmniRequest) -> OmniRequest:
         """With what came with the connection."""
@@ -242,6 +238,11 @@ def _outcome(reply: Reply) -> Outcome:
     usage = Usage(input_tokens=read, output_tokens=written, total_tokens=read + written)
     ending = _ENDINGS.get(reply.finish_reason, Outcome("completed"))
     return Outcome(ending.status, ending.reason, usage=usage)
+
+
+async def _until_ended(task: asyncio.Task[None]) -> None:
+    """Without ending it when this is cancelled."""
+    await asyncio.wait((task,))
 
 
 async def _ended(*tasks: asyncio.Task[None] | asyncio.Task[Close | None]) -> None:

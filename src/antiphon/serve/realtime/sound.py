@@ -38,6 +38,11 @@ class InputBuffer:
         self._max_s = max_s
         self._data = bytearray()
 
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return len(self._data)
+
     def append(self, data: bytes) -> None:
         """Raises ApiError if there is too much; nothing of `data` is taken then."""
         if len(self._data) + len(data) > self._max_s * BYTES_PER_S:
