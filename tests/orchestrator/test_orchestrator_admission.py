@@ -19,7 +19,7 @@ def test_a_full_stage_is_named_and_says_when_to_come_back() -> None:
     for _ in range(2):
         admission.check(["thinker", "talker"])
         admission.enter(["thinker", "talker"])
-    with pytest.raises(OverloadedError, match="2 requests .* stage 'talker'") as refused:
+    with pytest.raises(OverloadedError, match=r"2 requests .* stage 'talker'") as refused:
         admission.check(["thinker", "talker"])
     assert refused.value.retry_after_s == 1
     admission.check(["thinker"])  # a request that stops there is none of the talker's

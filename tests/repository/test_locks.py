@@ -39,7 +39,7 @@ def test_no_package_is_in_both_locks() -> None:
 def test_what_the_project_requires_is_locked() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
-    here = ("cpu", "voice", "serve", "tracing", "dev")
+    here = ("cpu", "voice", "serve", "bench", "tracing", "dev")
     wanted = [*project["dependencies"], *(r for extra in here for r in extras[extra])]
     names = {_key(re.split(r"[<>=!~ ;\[]", requirement)[0]) for requirement in wanted}
     assert names - (_pins(CPU).keys() | _pins(DEV).keys()) == set()

@@ -13,7 +13,6 @@ import pytest
 from openai import OpenAI
 
 from antiphon.errors import StageDiedError, StageStepError
-from antiphon.serve import chat
 from antiphon.stage.messages import Abort
 from antiphon.testing.fake_stage import Answer
 from chat_calls import (
@@ -233,22 +232,38 @@ def test_a_failure_before_the_first_word_is_a_status() -> None:
 
 @pytest.mark.parametrize("words", [0, 1])
 @BOTH
-def test_an_abort(stream: bool, words: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_abort(stream: bool, words: int) -> None:
     """An answer that was broken off does not pass for a whole one, nor is it asked for again."""
-    monkeypatch.setattr(chat, "new_id", lambda prefix: f"{prefix}-1")
-    with by_hand(admin=True) as server, meanwhile(lambda: post(server, stream=stream)) as asking:
+    mine = {"x-request-id": "mine-1"}
+    with (
+        by_hand(admin=True) as server,
+        meanwhile(lambda: post(server, headers=mine, stream=stream)) as asking,
+    ):
         uid, thinker = begun(server), server.stages["thinker"]
         server.on_loop(lambda: words and thinker.tokens(uid, 1))
-        aborted = httpx2.post(server.url + "/admin/abort", json={"request_id": "chatcmpl-1"})
+        aborted = httpx2.post(server.url + "/admin/abort", json={"request_id": "mine-1"})
         assert aborted.status_code == 200
         answer = asking.result(10)
     if stream and words:
-        assert answer.headers["x-request-id"] == "chatcmpl-1"
+        assert answer.headers["x-request-id"] == "mine-1"
         error = json.loads(events_of(answer)[-1])["error"]
     else:
         assert answer.status_code == 499
         error = answer.json()["error"]
     assert error["code"] == "request_aborted"
+
+
+def test_an_id_that_is_taken_or_is_none() -> None:
+    """C87: who gives the id of a call that runs is told so; the call goes on."""
+    mine = {"x-request-id": "mine-1"}
+    with by_hand() as server, meanwhile(lambda: post(server, headers=mine)) as asking:
+        uid, thinker = begun(server), server.stages["thinker"]
+        second = post(server, headers=mine)
+        assert (second.status_code, second.json()["error"]["code"]) == (409, "duplicate_request")
+        wrong = post(server, headers={"x-request-id": "a b"})
+        assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "x-request-id")
+        server.on_loop(lambda: thinker.tokens(uid, 1, finish="stop"))
+        assert asking.result(10).json()["id"] == "mine-1"
 
 
 # --- callers who go away, or do not read ----------------------------------------------------------

@@ -114,16 +114,18 @@ def test_more_calls_than_may_wait_at_a_stage() -> None:
     topology = replace(
         FAKE, stages=tuple(replace(s, engine={"max_num_seqs": 1}) for s in FAKE.stages)
     )
-    with FakeServer(answers={}, topology=topology, settings={"max_queued": 0}) as server:
-        with ThreadPoolExecutor() as pool:
-            first = pool.submit(_chat, server)
-            server.wait_for(lambda: server.stages["thinker"].live)
-            refused = _chat(server)
-            assert _error(refused) == (429, "overloaded")
-            assert int(refused.headers["retry-after"]) >= 1
-            assert "stage 'thinker'" in refused.json()["error"]["message"]
-            server.on_loop(lambda: _finish(server))
-            assert first.result(10).status_code == 200
+    with (
+        FakeServer(answers={}, topology=topology, settings={"max_queued": 0}) as server,
+        ThreadPoolExecutor() as pool,
+    ):
+        first = pool.submit(_chat, server)
+        server.wait_for(lambda: server.stages["thinker"].live)
+        refused = _chat(server)
+        assert _error(refused) == (429, "overloaded")
+        assert int(refused.headers["retry-after"]) >= 1
+        assert "stage 'thinker'" in refused.json()["error"]["message"]
+        server.on_loop(lambda: _finish(server))
+        assert first.result(10).status_code == 200
 
 
 def _finish(server: FakeServer) -> None:

@@ -451,6 +451,9 @@ def test_a_stage_that_dies_is_named(browser: Browser) -> None:
         driven.write(1)
         expect(seen.page.locator(WORDS)).to_have_text("one")
         server.on_loop(lambda: driven.stage("talker").die(StageDiedError("it fell")))
+        for stage in (driven.stage("thinker"), driven.stage("code2wav")):
+            server.wait_for(lambda stage=stage: stage.pending_aborts)  # type: ignore[misc]
+            server.on_loop(stage.acknowledge)
         expect(seen.page.locator(".problem")).to_contain_text("A part of the server stopped")
         expect(seen.page.locator("#health")).to_have_text("Not everything works")
         expect(seen.page.locator("#stages")).to_contain_text("gone: it fell")

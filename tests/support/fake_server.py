@@ -7,8 +7,12 @@ What a test does with the stages has to happen on that loop: `server.on_loop(fun
 from __future__ import annotations
 
 import asyncio
+import atexit
 import concurrent.futures
+import functools
 import json
+import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -16,13 +20,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-import msgspec
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 from antiphon import AsyncOmni
-from antiphon.core.options import Scalar
 from antiphon.orchestrator.clients import OnEvent, OnGone
 from antiphon.pipeline.entry import EntryRequest
 from antiphon.pipeline.topology import EdgeMode, Entry, Topology
@@ -78,11 +80,14 @@ FAKE = replace(
 
 
 def checkpoint(progress: Callable[[str, float | None], None]) -> Path:
-    """A folder with a tokenizer whose token n is a word."""
-    import tempfile
+    """A folder with a tokenizer whose token n is a word; one for this process."""
+    return _checkpoint()
 
-    folder = Path(tempfile.gettempdir()) / "antiphon-fake-checkpoint"
-    folder.mkdir(exist_ok=True)
+
+@functools.cache
+def _checkpoint() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="antiphon-fake-"))
+    atexit.register(shutil.rmtree, folder)
     vocabulary = {word: index for index, word in enumerate(WORDS)}
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="zero"))  # noqa: S106  no password
     tokenizer.pre_tokenizer = Whitespace()
@@ -101,7 +106,6 @@ class FakeServer:
         topology: Topology = FAKE,
         ready: bool = True,
         settings: Mapping[str, Any] | None = None,
-        params: Mapping[str, Scalar] | None = None,
     ) -> None:
         self._answers = answers
         self._ready = ready
@@ -189,7 +193,3 @@ class FakeServer:
 
 
 READY = Ready(max_model_len=1024, num_blocks=10, block_size=16, vllm_version="none")
-
-
-def as_json(data: object) -> bytes:
-    return msgspec.json.encode(data)

@@ -35,7 +35,7 @@ class AbortBody(BaseModel):
 
 
 def admin_router(service: Service) -> APIRouter:
-    """`/admin/sleep`, `/admin/wake`, `/admin/abort`, `/admin/inspect`: each answers when every stage has."""
+    """`/admin/…`: sleep, wake, abort, inspect. Each answers when every stage has."""
     router = APIRouter(prefix="/admin", tags=["admin"])
 
     @router.post("/sleep")

@@ -36,13 +36,8 @@ class Limits:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
-        began = False
-
-        async def answer(message: Message) -> None:
-            nonlocal began
-            began = True
-            await self._send(send, message)
-
+        patience = Patience(send, self._service.settings.write_timeout_s)
+        answer = patience.send
         try:
             self._check_origin(scope)
             self._check_key(scope)
@@ -53,15 +48,16 @@ class Limits:
                 inner = self._bounded(scope, receive) if scope["type"] == "http" else receive
                 await self._app(scope, inner, answer)
         except ApiError as error:
-            if began:
+            if patience.began:
                 raise  # the answer is under way: nothing can be said any more
             await _refuse(scope, receive, send, error)
         except ClientDisconnect:
             pass  # nobody is there to be answered
-        except TimeoutError:
-            if not began:
+        except asyncio.CancelledError:
+            if not patience.forgive():
                 raise
-            # The caller takes nothing any more: the server closes the connection.
+        finally:
+            patience.close()
 
     def _check_origin(self, scope: Scope) -> None:
         """A page of another site must not use a server that its reader's machine can reach."""
@@ -87,11 +83,6 @@ class Limits:
                 "the API key is wrong or missing; give it as Authorization: Bearer KEY",
                 code="invalid_api_key",
             )
-
-    async def _send(self, send: Send, message: Message) -> None:
-        """Raises TimeoutError for a caller that takes nothing for too long."""
-        async with asyncio.timeout(self._service.settings.write_timeout_s):
-            await send(message)
 
     def _bounded(self, scope: Scope, receive: Receive) -> Receive:
         """`receive` that raises ApiError for a body that is too large or too slow."""
@@ -119,6 +110,49 @@ class Limits:
             return message
 
         return bounded
+
+
+class Patience:
+    """The sending of one answer. Cancels the call's task if the caller takes nothing for too long.
+
+    One timer looks now and then, since a timeout around every message would cost more than the
+    message.
+    """
+
+    def __init__(self, send: Send, timeout_s: float) -> None:
+        self.began = False
+        self._send = send
+        self._timeout_s = timeout_s
+        self._loop = asyncio.get_running_loop()
+        self._task = asyncio.current_task()
+        self._since: float | None = None  # what is being sent has waited since then
+        self._over = False
+        self._timer = self._loop.call_later(timeout_s, self._look)
+
+    async def send(self, message: Message) -> None:
+        self.began = True
+        self._since = self._loop.time()
+        try:
+            await self._send(message)
+        finally:
+            self._since = None
+
+    def forgive(self) -> bool:
+        """Whether the task was cancelled from here. The server then closes the connection."""
+        if self._over and self._task is not None:
+            self._task.uncancel()
+        return self._over
+
+    def close(self) -> None:
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        waited = 0.0 if self._since is None else self._loop.time() - self._since
+        if waited >= self._timeout_s and self._task is not None:
+            self._over = True
+            self._task.cancel()
+        else:
+            self._timer = self._loop.call_later(self._timeout_s - waited, self._look)
 
 
 def _keys(scope: Scope) -> list[bytes]:

@@ -18,9 +18,8 @@ from antiphon.pipeline.audio import AudioClip
 from antiphon.pipeline.topology import Entry, Topology
 from antiphon.serve import sound_in
 from antiphon.serve.calls import REQUEST_ID, call_id, deadline_s, trace_headers, until_disconnect
-from antiphon.serve.chat_answer import ABORTED
 from antiphon.serve.endpoints import entry_for
-from antiphon.serve.errors import ApiError, api_error
+from antiphon.serve.errors import ABORTED, ApiError, api_error
 from antiphon.serve.service import Service
 from antiphon.serve.sse import MEDIA_TYPE, error_event, event
 from antiphon.serve.streamed import Streamed
