@@ -136,7 +136,7 @@ def test_a_failed_step_leaves_no_sound_behind(
     roomy.clear()
     prompt = chat(checkpoint, "hi", Tone(1.7, 333.0), "go")
     with monkeypatch.context() as patch:
-        patch.setattr(AudioProcessor, "_check", lambda *_: None)
+        patch.setattr(AudioProcessor, "_check_places", lambda *_: None)
         submit(roomy, "with", prompt)
         roomy.submit("bad", [7, PAD], audio=(SOUND,))
         roomy.run()

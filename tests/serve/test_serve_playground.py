@@ -158,7 +158,7 @@ def test_an_answer_is_seen_and_heard_while_it_grows(hand: Hand) -> None:
     expect(page.get_by_role("button", name="Interrupt")).to_be_visible()
     hand.write(1)
     expect(page.locator(WORDS)).to_have_text("one")
-    assert "first text" in page.locator(".live").inner_text()
+    expect(page.locator(".live")).to_contain_text("first text")
     hand.speak(0.3)
     expect(page.locator(WORDS)).to_have_text("one one two")
     expect(page.get_by_role("img", name="Waveform of 0.30 s of sound")).to_be_visible()

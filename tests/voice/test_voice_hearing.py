@@ -15,6 +15,7 @@ from antiphon.errors import (
     AdapterError,
     EmptyInputError,
     InputTooLongError,
+    InvalidRequestError,
     ModelUnavailableError,
 )
 from antiphon.models.voice import weights
@@ -186,3 +187,11 @@ def test_transcripts_have_to_fit_their_windows() -> None:
     given = Conversation((HeardMessage("user", "", 2),))
     with pytest.raises(AdapterError, match="1 transcripts have come for 2 windows"):
         given.with_transcripts(("one",))
+
+
+def test_a_transcription_is_of_english(ends: Ends) -> None:
+    """OpenAI's clients often say which language they speak."""
+    told = EntryRequest(audio=(SHORT,), params={"language": "en"})
+    assert ends.down.prompts(told) == ends.down.prompts(EntryRequest(audio=(SHORT,)))
+    with pytest.raises(InvalidRequestError, match="'de'; this model hears English alone"):
+        ends.down.prompts(EntryRequest(audio=(SHORT,), params={"language": "de"}))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 import threading
 from typing import TYPE_CHECKING, Self
-from urllib.parse import urlsplit
+from urllib.parse import urljoin, urlsplit
 
 from antiphon.errors import OperatorError, SettingError
 from antiphon.observe.record import Timeline
@@ -101,7 +101,7 @@ def traces_url(endpoint: str) -> str:
         raise SettingError(
             f"the OTLP endpoint is {endpoint!r}; give an address such as http://127.0.0.1:4318"
         )
-    return parts._replace(path=_PATH).geturl() if parts.path in ("", "/") else endpoint
+    return urljoin(endpoint, _PATH) if parts.path in ("", "/") else endpoint
 
 
 def _missing(error: ModuleNotFoundError) -> OperatorError:

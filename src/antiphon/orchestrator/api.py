@@ -208,10 +208,11 @@ class StageTiming:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of a request."""
+    """Tokens of a request at the stage that writes the text; without one, where it enters."""
 
-    prompt_tokens: int = 0  # at the stage that it entered at
-    completion_tokens: int = 0  # of the stage that writes the text; without one, of the first
+    prompt_tokens: int = 0  # as the model saw them, sounds included
+    completion_tokens: int = 0
+    cached_tokens: int = 0  # of the prompt, found in a cache
 
 
 @dataclass(frozen=True, slots=True)

@@ -225,6 +225,8 @@ class Flow:
         events: list[OmniEvent] = []
         if output.token_ids or output.tensor is not None:
             unit.first_s = now if unit.first_s is None else unit.first_s
+        unit.prompt_tokens += output.prompt_tokens
+        unit.cached_tokens += output.cached_tokens
         if output.token_ids:
             unit.tokens += len(output.token_ids)
             modality = self.plan.topology.stage(stage).output
@@ -294,7 +296,12 @@ class Flow:
 
     @property
     def usage(self) -> Usage:
-        return Usage(self.prompt_tokens, sum(unit.tokens for unit in self._counted()))
+        counted = self._counted()
+        return Usage(
+            sum(unit.prompt_tokens for unit in counted) or self.prompt_tokens,
+            sum(unit.tokens for unit in counted),
+            sum(unit.cached_tokens for unit in counted),
+        )
 
     def _counted(self) -> Sequence[Unit]:
         """The units of the text, which is what the caller counts; without text of the first stage.

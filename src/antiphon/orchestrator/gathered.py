@@ -41,6 +41,8 @@ class Unit:
     first_s: float | None = None
     last_s: float | None = None
     tokens: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
     finish: str | None = None
     audio: list[Samples] = field(default_factory=list)  # that is not its turn yet
 

@@ -18,12 +18,19 @@ FinishReason = Literal["stop", "length"]
 _encode = msgspec.json.Encoder().encode
 
 
+class PromptTokensDetails(msgspec.Struct, frozen=True):
+    """Those of the prompt that a cache had."""
+
+    cached_tokens: int
+
+
 class UsageObject(msgspec.Struct, frozen=True):
     """Tokens of the text, as OpenAI counts them."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
 
 
 class AudioObject(msgspec.Struct, frozen=True):
@@ -76,7 +83,8 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
 
 def usage_of(usage: Usage) -> UsageObject:
     prompt, completion = usage.prompt_tokens, usage.completion_tokens
-    return UsageObject(prompt, completion, prompt + completion)
+    details = PromptTokensDetails(usage.cached_tokens)
+    return UsageObject(prompt, completion, prompt + completion, details)
 
 
 def finish_reason(reply: Reply) -> FinishReason:

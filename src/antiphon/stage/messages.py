@@ -160,6 +160,8 @@ class Output(msgspec.Struct, frozen=True):
     error: ErrorInfo | None = None
     epoch: int = 0
     segment_finish: str | None = None
+    prompt_tokens: int = 0  # with the first output: the prompt as the model saw it
+    cached_tokens: int = 0  # those of them that a cache had
 
 
 class Starting(msgspec.Struct, tag=True, frozen=True):

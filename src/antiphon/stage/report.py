@@ -7,11 +7,13 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 from vllm.v1.engine import EngineCoreOutput
+from vllm.v1.metrics.stats import PrefillStats
 
 from antiphon.sched.coordinator import Coordinator
 from antiphon.stage.messages import Output, Step, Tensor
 
 Frames = list[memoryview]
+_NO_PREFILL = PrefillStats()
 
 
 def report(coordinator: Coordinator, outs: Iterable[EngineCoreOutput]) -> tuple[Step, Frames]:
@@ -27,7 +29,20 @@ def report(coordinator: Coordinator, outs: Iterable[EngineCoreOutput]) -> tuple[
         finish = None if out.finish_reason is None else str(out.finish_reason)
         error = events.errors.pop(uid, None)
         epoch = ended[uid] if uid in ended else coordinator.epoch(uid)
-        outputs.append(Output(uid, ids, tensor, finish, out.stop_reason, error, epoch))
+        prompt = out.prefill_stats or _NO_PREFILL
+        outputs.append(
+            Output(
+                uid,
+                ids,
+                tensor,
+                finish,
+                out.stop_reason,
+                error,
+                epoch,
+                prompt_tokens=prompt.num_prompt_tokens,
+                cached_tokens=prompt.num_cached_tokens,
+            )
+        )
     for uid, info in events.errors.items():  # the request itself had ended before
         outputs.append(Output(uid, finish="error", error=info))
     for end in events.segments:

@@ -7,7 +7,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from antiphon.core.options import Scalar
-from antiphon.errors import EmptyInputError, InputTooLongError, ModelUnavailableError
+from antiphon.errors import (
+    EmptyInputError,
+    InputTooLongError,
+    InvalidRequestError,
+    ModelUnavailableError,
+)
 from antiphon.models.chat import ChatFormat
 from antiphon.models.json_files import read_object
 from antiphon.models.voice import phonemes
@@ -74,6 +79,12 @@ class TranscribeEntry:
         self._start = start_token(checkpoint)
 
     def prompts(self, request: EntryRequest) -> list[Prompt]:
+        """Raises InvalidRequestError for another language than the model's."""
+        language = request.params.get("language", "en")
+        if language not in ("en", "english"):
+            raise InvalidRequestError(
+                f"the language is {language!r}; this model hears English alone: give en, or nothing"
+            )
         turns = request.messages or (Message("user", "", request.audio),)
         clips = [clip for message in turns for clip in message.audio]
         return [Prompt([self._start], (w,)) for clip in clips for w in windows(clip)]

@@ -158,6 +158,7 @@ TOPOLOGY = Topology(
             adapter=f"{_HERE}.entries:TranscribeEntry",
             inputs=("audio",),
             outputs=("transcript",),
+            params=("language",),
         ),
         Entry(name="speech", stage="talker", adapter=f"{_HERE}.entries:SpeechEntry"),
     ),
