@@ -311,7 +311,10 @@ def test_the_command_writes_the_sound_and_the_file(workplace: Path) -> None:
 @pytest.mark.timeout(400)
 def test_the_command_ends_quietly_with_its_player(workplace: Path) -> None:
     with subprocess.Popen(
-        command(SAY), cwd=workplace, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        command((*SAY, "--no-progress")),
+        cwd=workplace,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     ) as process:
         assert process.stdout is not None
         assert process.stderr is not None

@@ -44,11 +44,11 @@ async def answer(
 ) -> Reply:
     """Show the answer to a request; raises what the request fails with.
 
-    The text goes to stdout, what was heard, if that is asked for, to stderr. With `sound`, 16-bit samples are written there as they come, and the
-    text goes to stderr; BrokenPipeError, once the listener has gone, ends the request. The file
-    appears after the last of the sound, complete; a listener may still be behind then. Pictures go
-    to `picture` and its numbered neighbours, counted on from `pictures_before`; an answer without
-    any raises StageError.
+    The text goes to stdout; what was heard, if that is asked for, to stderr. With `sound`, 16-bit
+    samples are written there as they come, and the text goes to stderr; BrokenPipeError, once the
+    listener has gone, ends the request. The file appears after the last of the sound, complete; a
+    listener may still be behind then. Pictures go to `picture` and its numbered neighbours, counted
+    on from `pictures_before`; an answer without any raises StageError.
     """
     try:
         reply = await _follow(omni, request, sound)

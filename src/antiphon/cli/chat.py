@@ -182,9 +182,10 @@ class Chat:
         )
 
     def writer(self) -> str:
-        """The stage that writes the text; the first one where none does."""
-        path = self.setup.topology.path_from(ENTRY, self.modalities, heard=bool(self.clips))
-        return next((stage.name for stage in path if stage.output == "text"), path[0].name)
+        from antiphon.pipeline.topology import writer
+
+        topology = self.setup.topology
+        return writer(topology.path_from(ENTRY, self.modalities, heard=bool(self.clips))).name
 
     async def run(self) -> None:
         from antiphon.cli.lines import LineReader

@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self
+from typing import Self
 
 import msgspec
 
 from antiphon.connector.runs import new_run_token
 from antiphon.core.options import Scalar
 from antiphon.errors import AntiphonError, InvalidRequestError, ShutdownError
-from antiphon.observe.record import Observer
+from antiphon.orchestrator.administration import Administration
 from antiphon.orchestrator.admission import Admission
 from antiphon.orchestrator.api import Finished, OmniEvent, OmniRequest, Reply
-from antiphon.orchestrator.clients import Frames
 from antiphon.orchestrator.conversation import Messages
 from antiphon.orchestrator.flow import FlowPlan
 from antiphon.orchestrator.intake import Intake
 from antiphon.orchestrator.live import LiveRequest
-from antiphon.orchestrator.questions import Answer, Questions
 from antiphon.orchestrator.router import Router
 from antiphon.orchestrator.segments import LiveSession, SessionPlan
 from antiphon.orchestrator.sessions import Sampling, Session
@@ -36,32 +33,12 @@ from antiphon.pipeline.deployment_file import load_deployment
 from antiphon.pipeline.entry import AnyPrompt
 from antiphon.pipeline.facts import completed
 from antiphon.pipeline.topology import Topology
-from antiphon.stage.messages import (
-    Acknowledged,
-    Command,
-    Event,
-    Inspect,
-    Inspection,
-    Measured,
-    Sleep,
-    Wake,
-)
 from antiphon.stage.resolve import resolve_stages
-from antiphon.stage.spec import StageSpec
-
-
-@dataclass(frozen=True, slots=True)
-class StageState:
-    """Whether a stage serves; `why` it does not if it is gone."""
-
-    state: Literal["starting", "ready", "gone"]
-    why: str | None = None
-
 
 CLOSE_TIMEOUT_S = 10.0  # for the stages to let go of what runs
 
 
-class AsyncOmni:
+class AsyncOmni(Administration):
     """One pipeline. Made anywhere, used on one event loop.
 
     `pipeline` None is the deployment's, and voice where that names none. `deployment` is a
@@ -102,13 +79,10 @@ class AsyncOmni:
         self._modalities = modalities
         self._inputs = inputs
         self._on_progress = on_progress or (lambda stage, phase: None)
-        self._router = Router(admission=Admission(_limits(self.deployment, max_queued)))
+        limits = _limits(self.deployment, max_queued)
+        super().__init__(Router(admission=Admission(limits)))
         self._run = new_run_token()
-        self._specs: dict[str, StageSpec] = {}
-        self._stages: StageSet | None = None
-        self._ready = False  # all of them serve
         self._intake: Intake | None = None
-        self._questions = Questions()
 
     # --- life ---------------------------------------------------------------------------------
 
@@ -269,11 +243,10 @@ class AsyncOmni:
 
     async def _submitted(self, request: OmniRequest) -> LiveRequest:
         self._serving()
-        self._router.admit(request.request_id, request.check(self.topology))
-        prompts = await self.check(request)
+        path, intake = request.check(self.topology), self._prepared()
+        self._router.admit(request.request_id, path)
+        prompts = await asyncio.to_thread(intake.prompts, request, path)
         self._serving()  # it may have been closed meanwhile
-        path = request.check(self.topology)
-        intake = self._prepared()
         plan = FlowPlan(
             self._router.new_uid(),
             self.topology,
@@ -283,10 +256,6 @@ class AsyncOmni:
             transcript=intake.transcript(request, path),
         )
         return self._router.submit(plan, prompts, request)
-
-    def observe(self, observer: Observer) -> None:
-        """Have `observer` told of every request from now on."""
-        self._router.observers.add(observer)
 
     def _enter_session(self, request: OmniRequest) -> tuple[LiveSession, Intake]:
         try:
@@ -307,86 +276,6 @@ class AsyncOmni:
         if self._intake is None:
             raise InvalidRequestError("the pipeline is not prepared; call prepare() or start()")
         return self._intake
-
-    def _serving(self) -> StageSet:
-        if self._stages is None or not self._ready:
-            raise ShutdownError("the pipeline is not running; call start() first")
-        return self._stages
-
-    # --- administration -----------------------------------------------------------------------
-
-    @property
-    def num_running(self) -> int:
-        """Requests that have been submitted and have no outcome yet."""
-        return len(self._router)
-
-    @property
-    def stage_states(self) -> dict[str, StageState]:
-        """How each stage that was to start is: truthful at any time."""
-        states = {}
-        for name in self._specs:
-            why = self._router.gone.get(name)
-            if why is not None:
-                states[name] = StageState("gone", str(why))
-            else:
-                states[name] = StageState("ready" if self._ready else "starting")
-        return states
-
-    @property
-    def admission(self) -> Admission:
-        """How many requests each stage has, and may have."""
-        return self._router.admission
-
-    @property
-    def stage_pids(self) -> dict[str, int]:
-        """Process ids of the running stages; empty when they run in the caller's process."""
-        clients = {} if self._stages is None else self._stages.clients
-        return {name: c.pid for name, c in clients.items() if c.pid is not None}
-
-    async def sleep(self, level: int = 1) -> dict[str, int]:
-        """Have every stage give memory back; bytes freed per stage. Requests wait until `wake`."""
-        answers = await self._ask(lambda token: Sleep(level, token))
-        return {name: a.bytes_freed for name, a in answers.items() if isinstance(a, Acknowledged)}
-
-    async def wake(self, tags: list[str] | None = None) -> None:
-        """Undo `sleep`."""
-        await self._ask(lambda token: Wake(tags, token))
-
-    async def inspect(self) -> dict[str, Inspection]:
-        """Check every store of every stage; what each holds."""
-        self._router.check_integrity()
-        answers = await self._ask(Inspect)
-        return {name: a for name, a in answers.items() if isinstance(a, Inspection)}
-
-    async def measure(self, timeout_s: float = 1.0) -> dict[str, Measured]:
-        """Figures of the stages, between two steps of each; nothing is checked.
-
-        One that runs no more or does not answer in time is left out: this neither hangs nor fails.
-        """
-        clients = {} if self._stages is None or not self._ready else self._stages.clients
-        alive = {name: c for name, c in clients.items() if name not in self._router.gone}
-        return await self._questions.measure(alive, timeout_s)
-
-    @property
-    def late_outputs(self) -> int:
-        """Outputs of stages that belonged to nothing any more."""
-        return self._router.late_outputs
-
-    async def _ask(self, command: Callable[[int], Command]) -> dict[str, Answer]:
-        clients = self._serving().clients
-        for name in clients:
-            self._router.require(name)
-        return await self._questions.ask(clients, command)
-
-    def _on_gone(self, stage: str, why: AntiphonError) -> None:
-        self._router.on_gone(stage, why)
-        self._questions.lost(stage, why)
-
-    def _on_event(self, stage: str, event: Event, frames: Frames) -> None:
-        if isinstance(event, Acknowledged | Inspection | Measured):
-            self._questions.answered(stage, event)
-        else:
-            self._router.on_event(stage, event, frames)
 
 
 def _limits(deployment: Deployment, max_queued: int | None) -> dict[str, int]:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from antiphon.serve.errors import ApiError
-from antiphon.serve.strict import Body, Name, Parameter, Text, Whole
+from antiphon.serve.strict import Body, Name, Parameter, Text, Whole, check_entries
 
 # Fields that are refused, with the values that ask for nothing.
 UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
@@ -77,7 +77,9 @@ class SystemMessage(Body):
 
     role: Literal["system", "developer"]
     content: Annotated[
-        list[TextPart], BeforeValidator(_as_parts, json_schema_input_type=Text | list[TextPart])
+        list[TextPart],
+        Field(fail_fast=True),
+        BeforeValidator(_as_parts, json_schema_input_type=Text | list[TextPart]),
     ]
     name: Name | None = None
 
@@ -87,7 +89,9 @@ class UserMessage(Body):
 
     role: Literal["user"]
     content: Annotated[
-        list[Heard], BeforeValidator(_as_parts, json_schema_input_type=Text | list[Heard])
+        list[Heard],
+        Field(fail_fast=True),
+        BeforeValidator(_as_parts, json_schema_input_type=Text | list[Heard]),
     ]
     name: Name | None = None
 
@@ -106,7 +110,7 @@ class AssistantMessage(Body):
 
     role: Literal["assistant"]
     content: Annotated[
-        list[Said] | None,
+        Annotated[list[Said], Field(fail_fast=True)] | None,
         BeforeValidator(_as_parts, json_schema_input_type=Text | list[Said] | None),
     ] = None
     audio: PastAudio | None = None
@@ -158,11 +162,23 @@ Stops = Annotated[
 ]
 
 
+def _few_parts(messages: Any) -> Any:
+    """Raises ApiError for more parts of messages than anybody needs."""
+    if isinstance(messages, list):
+        contents = [m.get("content") for m in messages if isinstance(m, dict)]
+        check_entries([part for c in contents if isinstance(c, list) for part in c], "messages")
+    return messages
+
+
 class ChatRequest(Body):
     """One answer to a conversation."""
 
     model: Annotated[str, Field(max_length=256)]
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[
+        list[Message],
+        Field(min_length=1, fail_fast=True),
+        BeforeValidator(_few_parts, json_schema_input_type=list[Message]),
+    ]
     modalities: Annotated[list[Literal["text", "audio"]], Field(min_length=1)] | None = None
     audio: AudioOptions | None = None
     stream: bool | None = None

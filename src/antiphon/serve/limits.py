@@ -66,10 +66,10 @@ class Limits:
         allowed = self._service.settings.allow_origins
         if origin is None or "*" in allowed or origin in allowed:
             return
-        if urlsplit(origin).netloc != headers.get("host"):
+        if (host := _host_of(origin)) is None or host != headers.get("host"):
             raise ApiError(
                 403,
-                f"pages of {origin} may not call this server; start it with --allow-origin",
+                f"pages of {origin[:256]} may not call this server; start it with --allow-origin",
                 code="origin_not_allowed",
             )
 
@@ -153,6 +153,14 @@ class Patience:
             self._task.cancel()
         else:
             self._timer = self._loop.call_later(self._timeout_s - waited, self._look)
+
+
+def _host_of(origin: str) -> str | None:
+    """Host and port of an origin; None for what is none."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return None
 
 
 def _keys(scope: Scope) -> list[bytes]:

@@ -18,8 +18,8 @@ from antiphon.observe.exposition import Exposition
 from antiphon.observe.families import Family, Sample
 from antiphon.observe.metrics import Metrics
 from antiphon.observe.table import Metric
+from antiphon.orchestrator.administration import StageState
 from antiphon.orchestrator.admission import Admission
-from antiphon.orchestrator.omni import StageState
 from antiphon.stage.messages import Measured
 
 ANSWER_TIMEOUT_S = 1.0

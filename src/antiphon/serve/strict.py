@@ -20,6 +20,10 @@ from antiphon.pipeline.suggest import did_you_mean
 from antiphon.serve.errors import ApiError
 
 _SHOWN = 64  # characters of a caller's name that an error repeats
+MAX_ENTRIES = 4096
+"""Of one list or object. pydantic would go through them all, and keep a complaint about each: of a
+body of zeros some gigabytes, with the event loop standing still.
+"""
 
 Name = Annotated[str, Field(max_length=_SHOWN)]
 """Of something that the server knows by name."""
@@ -52,7 +56,7 @@ class Body(BaseModel):
     def _check_names(cls, given: Any) -> Any:
         """Raises ApiError; pydantic's own words for an unknown key do not say which are known."""
         if isinstance(given, Mapping):
-            for name in given:
+            for name, value in given.items():
                 if name not in cls.model_fields:
                     short = name[:_SHOWN]
                     raise ApiError(
@@ -61,4 +65,21 @@ class Body(BaseModel):
                         code="unknown_parameter",
                         param=short,
                     )
+                check_entries(value, name)
         return given
+
+
+def check_entries(value: object, name: str) -> None:
+    """Raise ApiError for a list or an object with more in it, objects in it included, than anybody
+    needs.
+    """
+    count = len(value) if isinstance(value, list | Mapping) else 0
+    if isinstance(value, Mapping):
+        count += sum(len(inner) for inner in value.values() if isinstance(inner, Mapping))
+    if count > MAX_ENTRIES:
+        raise ApiError(
+            400,
+            f"{name} has {count} entries; give at most {MAX_ENTRIES}",
+            code="invalid_parameter",
+            param=name,
+        )
