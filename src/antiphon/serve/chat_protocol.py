@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from antiphon.serve.errors import ApiError
-from antiphon.serve.strict import Body, Name, Parameter, Text, Whole, check_entries
+from antiphon.serve.strict import Body, Name, Parameter, Text, Whole, check_count
 
 # Fields that are refused, with the values that ask for nothing.
 UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
@@ -165,8 +165,8 @@ Stops = Annotated[
 def _few_parts(messages: Any) -> Any:
     """Raises ApiError for more parts of messages than anybody needs."""
     if isinstance(messages, list):
-        contents = [m.get("content") for m in messages if isinstance(m, dict)]
-        check_entries([part for c in contents if isinstance(c, list) for part in c], "messages")
+        contents = (m.get("content") for m in messages if isinstance(m, dict))
+        check_count(sum(len(parts) for parts in contents if isinstance(parts, list)), "messages")
     return messages
 
 

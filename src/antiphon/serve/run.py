@@ -14,6 +14,7 @@ from fastapi import FastAPI
 
 from antiphon.errors import SettingError
 from antiphon.serve.app import create_app
+from antiphon.serve.connection import Connection
 from antiphon.serve.service import Service
 from antiphon.serve.settings import ServeSettings
 
@@ -139,6 +140,7 @@ async def listening_on(
     """uvicorn on this socket, from the first line to the last."""
     config = uvicorn.Config(
         app,
+        http=Connection,
         log_config=None,
         access_log=False,
         lifespan="off",

@@ -21,7 +21,7 @@ from antiphon.serve.errors import ApiError
 
 _SHOWN = 64  # characters of a caller's name that an error repeats
 MAX_ENTRIES = 4096
-"""Of one list or object. pydantic would go through them all, and keep a complaint about each: of a
+"""Of one field. pydantic would go through them all, and keep a complaint about each: of a
 body of zeros some gigabytes, with the event loop standing still.
 """
 
@@ -73,9 +73,14 @@ def check_entries(value: object, name: str) -> None:
     """Raise ApiError for a list or an object with more in it, objects in it included, than anybody
     needs.
     """
-    count = len(value) if isinstance(value, list | Mapping) else 0
     if isinstance(value, Mapping):
-        count += sum(len(inner) for inner in value.values() if isinstance(inner, Mapping))
+        check_count(len(value) + sum(len(v) for v in value.values() if isinstance(v, Mapping)), name)
+    elif isinstance(value, list):
+        check_count(len(value), name)
+
+
+def check_count(count: int, name: str) -> None:
+    """Raise ApiError for more than `MAX_ENTRIES`."""
     if count > MAX_ENTRIES:
         raise ApiError(
             400,
