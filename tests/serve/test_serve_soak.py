@@ -133,7 +133,8 @@ def test_callers_who_come_and_go(server: LiveServer, capsys: pytest.CaptureFixtu
         assert (stage["gated"], stage["worker_requests"], stage["connector_entries"]) == (0, 0, 0)
         assert stage["free_blocks"] == stage["total_blocks"] - 1  # vLLM's null block
     assert after["server"] < before["server"] + 16
-    assert after["stages"] < before["stages"] + 96
+    # Kernels are kept per shape: this levels off after some minutes.
+    assert after["stages"] < before["stages"] + 160
     assert len(set(Path("/dev/shm").iterdir()) - shared) <= 4  # noqa: S108  kept segments
     metrics = httpx2.get(server.url + "/metrics", timeout=20).text
     values = dict(

@@ -45,7 +45,7 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         if self._head_bytes is None:
-            self._expect_head()
+            self._expect_head(1)
 
     def on_headers_complete(self) -> None:
         self._expect_no_head()
@@ -55,8 +55,8 @@ class Connection(HttpToolsProtocol):
         """In the form that all other errors have."""
         self._refuse(400, msg)
 
-    def _expect_head(self) -> None:
-        self._head_bytes = 0
+    def _expect_head(self, received: int = 0) -> None:
+        self._head_bytes = received
         self._head_due = self.loop.call_later(HEAD_TIMEOUT_S, self._late)
 
     def _expect_no_head(self) -> None:
@@ -72,7 +72,11 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
 
     def _refuse(self, status: int, message: str) -> None:
+        """Close with an error, or without a word amid the answer to an earlier call."""
         self._expect_no_head()
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.transport.close()
+            return
         body = ApiError(status, message, code="invalid_request").to_json()
         head = (
             f"HTTP/1.1 {status} Refused\r\ncontent-type: application/json\r\n"

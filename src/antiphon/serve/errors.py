@@ -41,6 +41,7 @@ ABORTED = 499
 """Status of a call that `/admin/abort` has ended: in no standard, but usual, and clients do not try
 again as they do after 409 and 5xx."""
 RETRY_AFTER_S = 5  # where nothing better is known
+_MAX_MESSAGE = 2000  # characters; a message may quote what a caller has sent
 
 
 class ApiError(HTTPException):
@@ -59,6 +60,8 @@ class ApiError(HTTPException):
         param: str | None = None,
         retry_after_s: float | None = None,
     ) -> None:
+        if len(message) > _MAX_MESSAGE:  # what to do about it stands at the end
+            message = f"{message[: _MAX_MESSAGE // 2]} … {message[-_MAX_MESSAGE // 2 :]}"
         super().__init__(status, message)
         self.code = code
         self.param = param

@@ -77,7 +77,8 @@ class Limits:
         key = self._service.settings.api_key
         if key is None or scope["path"] in OPEN_PATHS or scope.get("method") == "OPTIONS":
             return
-        if not any(hmac.compare_digest(given, key.encode()) for given in _keys(scope)):
+        wanted = key.encode(errors="surrogateescape")  # as it stands in the environment
+        if not any(hmac.compare_digest(given, wanted) for given in _keys(scope)):
             raise ApiError(
                 401,
                 "the API key is wrong or missing; give it as Authorization: Bearer KEY",
@@ -174,7 +175,7 @@ def _keys(scope: Scope) -> list[bytes]:
             for protocol in scope.get("subprotocols", ())
             if protocol.startswith(_KEY_PROTOCOL)
         ]
-    return [key.encode() for key in found]
+    return [key.encode("latin-1", "replace") for key in found]  # the bytes that came
 
 
 def _too_large(limit: int) -> ApiError:

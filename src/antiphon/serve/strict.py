@@ -74,7 +74,9 @@ def check_entries(value: object, name: str) -> None:
     needs.
     """
     if isinstance(value, Mapping):
-        check_count(len(value) + sum(len(v) for v in value.values() if isinstance(v, Mapping)), name)
+        check_count(
+            len(value) + sum(len(v) for v in value.values() if isinstance(v, Mapping)), name
+        )
     elif isinstance(value, list):
         check_count(len(value), name)
 
