@@ -23,6 +23,7 @@ from routing import Routing, drain
 from sample_pipeline import TOPOLOGY
 
 NAMES = ("thinker", "talker", "code2wav")
+STOPS = st.sampled_from([(), ("one one",), ("one two", "e one one")])  # every word is one
 EDGES = {"thinker": "speech", "talker": "codes"}
 
 
@@ -87,12 +88,18 @@ class RouterMachine(RuleBasedStateMachine):
         entry = "speech" if kind == "speech" else "chat"
         prompts = [[1]] * (parts if kind == "speech" else 1)
         n = 1 if kind == "text" else data.draw(self.outputs)
+        stop = data.draw(STOPS) if kind == "text" else ()
         needed = {"text": NAMES[:1], "speech": NAMES[1:]}.get(kind, NAMES)
         taken = label is not None and self.routing.router.find(label) is not None
         dead = any(self.routing[name].gone for name in needed)
         try:
             live = self.routing.submit(
-                entry=entry, modalities=modalities, prompts=prompts, request_id=label, n=n
+                entry=entry,
+                modalities=modalities,
+                prompts=prompts,
+                request_id=label,
+                n=n,
+                stop=stop,
             )
         except DuplicateRequestError:
             assert taken
@@ -217,6 +224,9 @@ class RouterMachine(RuleBasedStateMachine):
                     assert type(outcome) in seen.reasons
                 elif outcome.reply.finish_reason == "abort":
                     assert Finished in seen.reasons
+                else:
+                    stops = seen.live.flow.plan.request.stop
+                    assert not any(stop in outcome.reply.text for stop in stops)
 
     def teardown(self) -> None:
         try:

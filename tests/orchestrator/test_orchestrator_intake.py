@@ -1,4 +1,4 @@
-"""What a request needs before a stage sees it, and what was left out of the pipeline's start."""
+"""What a request needs before a stage sees it, and what of the pipeline was not started."""
 
 from __future__ import annotations
 
@@ -72,13 +72,13 @@ def test_a_text_alone_or_a_conversation_that_ends_with_it(tmp_path: Path) -> Non
 def test_an_entry_that_was_left_out_is_refused(tmp_path: Path) -> None:
     """Not a KeyError: `Omni(entries=("chat",)).say(...)` is the caller's mistake."""
     made = intake(tmp_path, entries=("chat",))
-    with pytest.raises(InvalidRequestError, match="entry speech was left out"):
+    with pytest.raises(InvalidRequestError, match="entry speech was not started"):
         prompts(made, OmniRequest(entry="speech", text="hi", modalities=("audio",)))
 
 
 def test_a_stage_that_was_left_out_is_refused(tmp_path: Path) -> None:
     made = intake(tmp_path, stages=("thinker",))
-    with pytest.raises(InvalidRequestError, match="stage talker was left out"):
+    with pytest.raises(InvalidRequestError, match="stage talker was not started"):
         prompts(made, OmniRequest(text="hi"))
     assert prompts(made, OmniRequest(text="hi", modalities=("text",))) == [[2]]
 
@@ -127,7 +127,7 @@ def test_a_session_begins_with_one_prompt(tmp_path: Path) -> None:
 def test_a_session_that_needs_what_was_left_out_is_refused(tmp_path: Path) -> None:
     made = intake(tmp_path, stages=("thinker",), adapter=Talkative)
     request = OmniRequest()
-    with pytest.raises(InvalidRequestError, match="stage talker was left out"):
+    with pytest.raises(InvalidRequestError, match="stage talker was not started"):
         made.check_session(request, request.check_options(TOPOLOGY))
 
 
@@ -162,7 +162,9 @@ def test_requests_with_sound_have_an_adapter_of_their_own(tmp_path: Path) -> Non
 def test_an_ear_that_was_left_out_is_refused(tmp_path: Path) -> None:
     made = heard_intake(tmp_path, *ALL)
     request = OmniRequest(audio=[CLIP])
-    with pytest.raises(InvalidRequestError, match=r"stage ear was left out.*modalities and inputs"):
+    with pytest.raises(
+        InvalidRequestError, match=r"stage ear was not started.*modalities and inputs"
+    ):
         made.prompts(request, request.check(HEARD))
 
 

@@ -206,7 +206,7 @@ def test_a_stop_string_ends_the_writing() -> None:
     with (
         by_hand() as server,
         openai_client(server.url) as client,
-        meanwhile(lambda: _ask(client, stop="two")) as asking,
+        meanwhile(lambda: _ask(client, stop="two", extra_body={"timeline": True})) as asking,
     ):
         uid = begun(server)
         server.on_loop(lambda: server.stages["thinker"].tokens(uid, 1, 2, 3))
@@ -214,3 +214,5 @@ def test_a_stop_string_ends_the_writing() -> None:
     (choice,) = answer.choices
     assert (choice.finish_reason, choice.message.content) == ("stop", "one ")
     assert answer.usage.completion_tokens == 3
+    timeline = answer.model_extra["antiphon"]["timeline"]
+    assert (timeline["outcome"], timeline["cause"]) == ("stop", None)

@@ -80,8 +80,11 @@ def test_bodies_of_any_bytes(server: FakeServer, path: str, body: bytes) -> None
         answer = httpx2.post(
             server.url + path, content=body, headers={"content-type": kind}, timeout=TIMEOUT_S
         )
-        assert 400 <= answer.status_code < 500
-        _check_error(answer.json())
+        if answer.status_code == 200:
+            assert path.startswith("/admin/")  # any object may be one that they take
+        else:
+            assert 400 <= answer.status_code < 500
+            _check_error(answer.json())
 
 
 @hypothesis.settings(

@@ -44,6 +44,24 @@ def test_pages_of_other_sites_may_not_call(fake_server: FakeServer) -> None:
     assert _chat(fake_server, origin=fake_server.url).status_code == 200
 
 
+def test_a_name_that_was_made_to_lead_here(fake_server: FakeServer) -> None:
+    """DNS rebinding: to the browser the page and the server are of one site then."""
+    for name in ("evil.example", "evil.example:80", "localhost.evil.example", "1.2.3.4.evil"):
+        answer = _chat(fake_server, host=name, origin=f"http://{name}")
+        assert _error(answer) == (403, "host_not_allowed")
+    for name in ("localhost", "localhost:8000", "[::1]:8000", "192.168.0.1", "x.localhost"):
+        assert _chat(fake_server, host=name).status_code == 200
+
+
+def test_names_of_the_server_that_the_operator_gives() -> None:
+    with FakeServer(settings={"allow_origins": ("https://page.example",)}) as server:
+        assert _chat(server, host="page.example").status_code == 200
+        assert _error(_chat(server, host="evil.example")) == (403, "host_not_allowed")
+    with FakeServer(settings={"api_key": "secret"}) as server:
+        answer = _chat(server, host="page.example", authorization="Bearer secret")
+        assert answer.status_code == 200
+
+
 def test_pages_that_the_operator_names_may_call() -> None:
     page = "https://page.example"
     with FakeServer(settings={"allow_origins": (page,)}) as server:
@@ -77,13 +95,43 @@ def test_a_body_that_does_not_say_so() -> None:
         assert _error(answer) == (413, "body_too_large")
 
 
+def test_a_body_of_too_many_values(fake_server: FakeServer) -> None:
+    """They would hold up everybody while they are parsed."""
+    answer = httpx2.post(
+        fake_server.url + "/v1/chat/completions",
+        content=b'{"metadata": [' + b"[]," * 300_000 + b"[]]}",
+        headers={"content-type": "application/json"},
+    )
+    assert _error(answer) == (413, "body_too_large")
+
+
+def test_bodies_that_are_too_large_together() -> None:
+    """Eight of the largest are taken; what a call held is free again when it is over."""
+    with FakeServer(answers={}, settings={"max_body_bytes": 1000}) as server:
+        padded = {**BODY, "user": "x" * 700}
+        with ThreadPoolExecutor(20) as pool:
+            calls = [
+                pool.submit(
+                    httpx2.post, server.url + "/v1/chat/completions", json=padded, timeout=20
+                )
+                for _ in range(12)
+            ]
+            server.wait_for(lambda: any(call.done() for call in calls))
+            refused = next(call for call in calls if call.done()).result()
+            assert _error(refused) == (503, "too_many_bytes")
+            while any(not call.done() for call in calls):
+                server.on_loop(lambda: _finish(server))
+            assert {call.result().status_code for call in calls} == {200, 503}
+        assert server.on_loop(lambda: server.service.bodies.held) == 0
+
+
 def test_a_body_that_never_comes() -> None:
     with FakeServer(settings={"body_timeout_s": 0.2}) as server:
         at = urlsplit(server.url)
         assert at.hostname is not None
         with socket.create_connection((at.hostname, at.port or 0), timeout=5) as raw:
             raw.sendall(
-                b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n"
+                b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n"
                 b"content-type: application/json\r\ncontent-length: 100\r\n\r\n{"
             )
             answer = b""

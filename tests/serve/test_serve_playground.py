@@ -17,7 +17,7 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from antiphon.errors import StageDiedError, StageStepError
-from antiphon.pipeline.topology import Entry
+from antiphon.pipeline.topology import Ear, Edge, EdgeMode, Entry, Stage, StageKind
 from antiphon.serve.page import FILES, PATHS
 from antiphon.stage.messages import Abort, Submit
 from antiphon.testing.fake_stage import FakeStage
@@ -30,6 +30,21 @@ SLOW_MS = 120_000  # for real engines, beside other work
 ANSWER = ".answer >> nth=-1"
 DONE = ".answer[data-state=done]"
 WORDS = ".answer .words"
+ENTRY = "fake_server:WordsEntry"
+# With a stage that writes down what is heard.
+EARED = replace(
+    FAKE,
+    stages=(Stage("ear", StageKind.AR, FAKE.stages[0].model, output="transcript"), *FAKE.stages),
+    edges=(
+        Edge("hear", "ear", "thinker", EdgeMode.FULL, "sample:Said", "sample:Turn", join=True),
+        *FAKE.edges,
+    ),
+    entries=(
+        replace(FAKE.entries[0], ear=Ear("ear", ENTRY)),
+        FAKE.entries[1],
+        Entry("transcribe", "ear", ENTRY, inputs=("audio",), outputs=("transcript",)),
+    ),
+)
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +127,11 @@ def ask(seen: Visit, text: str = "Tell me about the ocean.") -> None:
     field.press("Enter")
 
 
+def all_heard(seen: Visit) -> None:
+    """Nothing is left that another question would interrupt."""
+    expect(seen.page.get_by_role("button", name="Interrupt")).to_be_hidden()
+
+
 def words_seen() -> list[str]:
     """What the model was told last, as "role: text"."""
     request = WordsEntry.seen[-1]
@@ -168,6 +188,7 @@ def test_an_answer_is_seen_and_heard_while_it_grows(hand: Hand) -> None:
     hand.end()
     expect(page.locator(DONE)).to_be_visible()
     assert page.locator(".figures").inner_text().startswith("First text")
+    expect(page.locator(".figures")).to_contain_text("First sound")
     # It was all heard: nothing is left to interrupt.
     expect(page.get_by_role("button", name="Interrupt")).to_be_hidden()
     hand.seen.check()
@@ -227,6 +248,33 @@ def test_the_timeline_shows_every_stage_and_edge(hand: Hand) -> None:
     page.get_by_text("As a table").click()
     assert page.locator(".tables tbody tr").count() == 5
     hand.seen.check()
+
+
+def test_only_the_newest_timeline_stands_open(browser: Browser) -> None:
+    with FakeServer() as server, visit(browser, server.url) as seen:
+        page = seen.page
+        ways = page.locator(".way")
+        ask(seen, "One.")
+        expect(page.locator(".chart")).to_be_visible()
+        all_heard(seen)
+        ask(seen, "Two.")
+        expect(ways).to_have_count(2)
+        expect(ways.nth(0)).not_to_have_attribute("open", "")
+        expect(ways.nth(1)).to_have_attribute("open", "")
+        expect(ways.nth(0).locator(".figures")).to_be_visible()
+        expect(ways.nth(0).locator(".chart")).to_be_hidden()
+        # By keyboard it opens again; what the colours mean is said once all the same.
+        ways.nth(0).locator("summary").first.press("Enter")
+        expect(ways.nth(0).locator(".chart")).to_be_visible()
+        expect(page.locator(".legend:visible")).to_have_count(1)
+        # What the reader closes stays closed, also for the answers that follow.
+        ways.nth(1).locator("summary").first.press("Enter")
+        all_heard(seen)
+        ask(seen, "Three.")
+        expect(ways).to_have_count(3)
+        expect(page.locator(".figures:visible")).to_have_count(3)
+        expect(ways.nth(2).locator(".chart")).to_be_hidden()
+        seen.check()
 
 
 def test_an_answer_is_heard_again_and_saved(hand: Hand, tmp_path: Path) -> None:
@@ -302,11 +350,16 @@ def test_a_new_question_interrupts_the_answer(hand: Hand) -> None:
 # --- asking ---------------------------------------------------------------------------------
 
 
+def record(seen: Visit) -> None:
+    """A second of it or more."""
+    seen.page.get_by_role("button", name="Record a question").click()
+    expect(seen.page.get_by_text(re.compile("Recording 0:0[1-9]"))).to_be_visible()
+    seen.page.get_by_role("button", name="Send the recording").click()
+
+
 def test_a_recorded_question_arrives_as_sound(browser: Browser) -> None:
     with FakeServer() as server, visit(browser, server.url) as seen:
-        seen.page.get_by_role("button", name="Record a question").click()
-        expect(seen.page.get_by_text(re.compile("Recording 0:0[1-9]"))).to_be_visible()
-        seen.page.get_by_role("button", name="Send the recording").click()
+        record(seen)
         expect(seen.page.locator(DONE)).to_be_visible()
         expect(seen.page.locator(".question")).to_contain_text("Recorded question")
         (message,) = WordsEntry.seen[-1].messages
@@ -314,6 +367,36 @@ def test_a_recorded_question_arrives_as_sound(browser: Browser) -> None:
         assert clip.sample_rate == 16_000
         assert 0.9 < clip.seconds < 4
         assert abs(clip.array()).max() > 0.01  # the beep of Chromium's own microphone
+        seen.check()
+
+
+def test_what_was_heard_is_shown_and_told_again_as_text(browser: Browser) -> None:
+    answers = {**ANSWERS, "ear": replace(ANSWERS["talker"], token_ids=(7,))}
+    with FakeServer(topology=EARED, answers=answers) as server, visit(browser, server.url) as seen:
+        record(seen)
+        expect(seen.page.locator(".question .heard")).to_have_text("Heard: seven")
+        expect(seen.page.locator(DONE)).to_be_visible()
+        heard = len(server.stages["ear"].sent(Submit))
+        assert heard == 2  # for the answer, and to be shown
+        all_heard(seen)
+        ask(seen, "And then?")
+        expect(seen.page.locator(DONE)).to_have_count(2)
+        told = ["user: seven", "assistant: one two three", "user: And then?"]
+        assert words_seen() == told
+        assert not any(message.audio for message in WordsEntry.seen[-1].messages)
+        assert len(server.stages["ear"].sent(Submit)) == heard
+        seen.check()
+
+
+def test_a_recording_that_is_not_written_down_is_sent_again(browser: Browser) -> None:
+    with FakeServer() as server, visit(browser, server.url) as seen:
+        record(seen)
+        expect(seen.page.locator(DONE)).to_be_visible()
+        all_heard(seen)
+        ask(seen, "And then?")
+        expect(seen.page.locator(DONE)).to_have_count(2)
+        assert [len(message.audio) for message in WordsEntry.seen[-1].messages] == [1, 0, 0]
+        assert not seen.page.locator(".heard").count()
         seen.check()
 
 
@@ -354,6 +437,8 @@ def test_an_answer_in_text_only_leaves_the_other_stages_alone(browser: Browser) 
         expect(seen.page.locator(DONE)).to_be_visible()
         expect(seen.page.locator(WORDS)).to_have_text("one two three")
         expect(seen.page.locator(".sound")).to_be_hidden()
+        expect(seen.page.locator(".figures")).to_contain_text("First text")
+        expect(seen.page.locator(".figures")).not_to_contain_text("First sound")
         assert not server.stages["talker"].sent(Submit)
         seen.check()
 
@@ -369,6 +454,8 @@ def test_a_text_is_spoken_as_it_is(browser: Browser) -> None:
         assert not server.stages["thinker"].sent(Submit)
         assert WordsEntry.seen[-1].text == "Good morning."
         expect(seen.page.locator(".chart")).to_be_visible()
+        expect(seen.page.locator(".figures")).to_contain_text("First sound")
+        expect(seen.page.locator(".figures")).not_to_contain_text("First text")
         seen.check()
 
 
@@ -460,6 +547,40 @@ def test_a_stage_that_dies_is_named(browser: Browser) -> None:
         seen.check("503")
 
 
+@pytest.mark.parametrize("dead", ["talker", "thinker"])
+def test_without_a_stage_text_is_offered_where_it_still_works(browser: Browser, dead: str) -> None:
+    with FakeServer() as server, visit(browser, server.url) as seen:
+        page = seen.page
+        expect(page.locator("#health")).to_have_text("Ready")
+        server.on_loop(lambda: server.stages[dead].die(StageDiedError("it fell")))
+        ask(seen)
+        problem = page.locator(".problem")
+        expect(problem).to_contain_text("A part of the server that this needs is not running.")
+        expect(problem).to_contain_text(f"Stage '{dead}' is not running: it fell.")
+        text = problem.get_by_role("button", name="Ask for text only")
+        if dead == "thinker":
+            assert not text.count()
+        else:
+            text.click()
+            expect(page.locator(DONE)).to_be_visible()
+            expect(page.locator(WORDS).last).to_have_text("one two three")
+            assert words_seen() == ["user: Tell me about the ocean."]
+        seen.check("503")
+
+
+def test_a_server_that_sleeps_says_so(browser: Browser) -> None:
+    with FakeServer() as server:
+        server.run(server.omni.sleep())
+        with visit(browser, server.url) as seen:
+            expect(seen.page.locator("#health")).to_have_text("Sleeping")
+            title = "The server sleeps; calls wait until it is woken."
+            expect(seen.page.get_by_role("heading", name=title)).to_be_visible()
+            server.run(server.omni.wake())
+            expect(seen.page.locator("#health")).to_have_text("Ready")
+            expect(seen.page.locator("#starting")).to_be_hidden()
+            seen.check()
+
+
 def test_the_key_is_asked_for_and_kept_for_the_tab(browser: Browser) -> None:
     with (
         FakeServer(settings={"api_key": "secret"}) as server,
@@ -508,8 +629,30 @@ def test_a_pipeline_that_does_not_hear_is_not_offered_a_recording(browser: Brows
         seen.check()
 
 
+def test_a_pipeline_that_only_writes_is_asked_for_text(browser: Browser) -> None:
+    topology = replace(FAKE, entries=(replace(FAKE.entries[0], outputs=("text",)),))
+    with FakeServer(topology=topology) as server, visit(browser, server.url) as seen:
+        expect(seen.page.get_by_text("Ask, and read the answer")).to_be_visible()
+        expect(seen.page.get_by_label("Ask something")).to_be_enabled()
+        expect(seen.page.get_by_text("Speak this text")).to_be_hidden()
+        ask(seen)
+        expect(seen.page.locator(DONE)).to_be_visible()
+        expect(seen.page.locator(WORDS)).to_have_text("one two three")
+        assert server.stages.keys() == {"thinker"}  # the others were not even started
+        seen.check()
+
+
+def test_keys_are_not_told_of_where_there_are_none(browser: Browser) -> None:
+    touch = {"has_touch": True, "is_mobile": True, "viewport": {"width": 390, "height": 740}}
+    with FakeServer() as server, visit(browser, server.url, **touch) as seen:
+        expect(seen.page.get_by_label("Ask something")).to_be_enabled()
+        expect(seen.page.locator(".keys")).to_be_hidden()
+    with FakeServer() as server, visit(browser, server.url) as seen:
+        expect(seen.page.locator(".keys")).to_be_visible()
+
+
 def test_a_page_that_may_not_record_says_why(browser: Browser) -> None:
-    with FakeServer() as server:
+    with FakeServer(settings={"allow_origins": ("*",)}) as server:
         url = server.url.replace("127.0.0.1", INSECURE_HOST)
         with visit(browser, url) as seen:
             expect(seen.page.locator("#no-microphone")).to_contain_text("HTTPS")

@@ -80,7 +80,7 @@ def test_an_origin_that_is_none(server: FakeServer, origin: str) -> None:
 
 def test_headers_without_end(server: FakeServer) -> None:
     with _socket(server) as raw:
-        raw.sendall(b"GET /health HTTP/1.1\r\nhost: here\r\nx: ")
+        raw.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\nx: ")
         with pytest.raises((BrokenPipeError, ConnectionResetError)):
             raw.sendall(b"a" * (64 << 20))
 
@@ -90,7 +90,7 @@ def test_long_headers_and_a_long_body(server: FakeServer) -> None:
     body = json.dumps({"model": "fake", "messages": [HELLO], "user": "u" * (1 << 20)}).encode()
     with _socket(server) as raw:
         raw.sendall(
-            b"POST /v1/chat/completions HTTP/1.1\r\nhost: here\r\nconnection: close\r\n"
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
             b"content-type: application/json\r\nx: %b\r\ncontent-length: %d\r\n\r\n%b"
             % (b"a" * 60_000, len(body), body)
         )
@@ -112,7 +112,7 @@ def test_a_second_head_that_does_not_end(
 ) -> None:
     monkeypatch.setattr(connection, "HEAD_TIMEOUT_S", 1.0)
     with _socket(server) as raw:
-        raw.sendall(b"GET /version HTTP/1.1\r\nhost: here\r\n\r\n")
+        raw.sendall(b"GET /version HTTP/1.1\r\nhost: localhost\r\n\r\n")
         answer = b""
         while not answer.endswith(b"}"):
             answer += raw.recv(65_536)
@@ -125,7 +125,7 @@ def test_a_long_call_is_not_a_slow_head(monkeypatch: pytest.MonkeyPatch) -> None
     body = json.dumps({"model": "fake", "messages": [HELLO]}).encode()
     with FakeServer(answers={}) as server, _socket(server) as raw:
         raw.sendall(
-            b"POST /v1/chat/completions HTTP/1.1\r\nhost: here\r\nconnection: close\r\n"
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
             b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
         )
         thinker = server.stages["thinker"]

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import psutil
 import pytest
+from websockets.asyncio.client import ClientConnection, connect
 
 from live_server import LiveServer
 
@@ -69,6 +72,66 @@ async def _call(client: httpx2.AsyncClient, rng: random.Random, outcomes: Counte
         outcomes["went away"] += 1
 
 
+async def _converse(url: str, rng: random.Random, outcomes: Counter[str]) -> None:
+    """A conversation of one answer, which half of the callers interrupt."""
+    patience = rng.expovariate(1 / 3) if rng.random() < 0.3 else 120.0
+    modality = rng.choice(("text", "audio"))
+    session = {"type": "realtime", "output_modalities": [modality], "max_output_tokens": 24}
+    content = [{"type": "input_text", "text": rng.choice(QUESTIONS)}]
+    item = {"type": "message", "role": "user", "content": content}
+    address = url.replace("http", "ws", 1) + "/v1/realtime?model=voice"
+    try:
+        async with asyncio.timeout(patience), connect(address, max_size=None) as connection:
+            await _tell(connection, {"type": "session.update", "session": session})
+            await _tell(connection, {"type": "conversation.item.create", "item": item})
+            await _tell(connection, {"type": "response.create"})
+            interrupting = None
+            if rng.random() < 0.5:
+                interrupting = asyncio.ensure_future(_interrupt(connection, rng.expovariate(1)))
+            try:
+                response = (await _events(connection, "response.done"))[-1]["response"]
+            finally:
+                if interrupting is not None:
+                    interrupting.cancel()
+            # Whatever belonged to the answer would come before this is answered.
+            await _tell(connection, {"type": "session.update", "session": {"type": "realtime"}})
+            for event in await _events(connection, "session.updated"):
+                assert not event["type"].startswith("response."), event
+            outcomes[_end_of(response)] += 1
+    except TimeoutError:
+        outcomes["went away"] += 1
+
+
+async def _interrupt(connection: ClientConnection, after_s: float) -> None:
+    await asyncio.sleep(after_s)
+    await _tell(connection, {"type": "response.cancel"})
+
+
+async def _tell(connection: ClientConnection, event: dict[str, Any]) -> None:
+    await connection.send(json.dumps(event))
+
+
+async def _events(connection: ClientConnection, last: str) -> list[dict[str, Any]]:
+    """What comes up to the first event of this type; none is an error but a late interruption."""
+    events: list[dict[str, Any]] = []
+    while not events or events[-1]["type"] != last:
+        events.append(json.loads(await connection.recv()))
+        if events[-1]["type"] == "error":
+            assert events[-1]["error"]["code"] == "response_cancel_not_active", events[-1]
+    return events
+
+
+def _end_of(response: dict[str, Any]) -> str:
+    match response["status"]:
+        case "completed" | "incomplete":  # the latter has had as many tokens as may be
+            return "whole"
+        case "cancelled":
+            return "interrupted"
+        case _:
+            code = response["status_details"]["error"]["code"]
+            return "429" if code == "overloaded" else str(code)
+
+
 async def _watch(client: httpx2.AsyncClient, until: float, seen: Counter[int]) -> None:
     while time.monotonic() < until:
         seen[(await client.get("/health", timeout=20)).status_code] += 1
@@ -85,7 +148,10 @@ async def _load(url: str, seconds: float, seed: int) -> tuple[Counter[str], Coun
         async def caller(number: int) -> None:
             rng = random.Random(f"{seed}-{number}")
             while time.monotonic() < until:
-                await _call(client, rng, outcomes)
+                if rng.randrange(4):
+                    await _call(client, rng, outcomes)
+                else:
+                    await _converse(url, rng, outcomes)
 
         await asyncio.gather(_watch(client, until, health), *map(caller, range(CALLERS)))
     return outcomes, health
@@ -126,9 +192,10 @@ def test_callers_who_come_and_go(server: LiveServer, capsys: pytest.CaptureFixtu
     with capsys.disabled():
         print(f"\n{dict(outcomes)} health {dict(health)} MiB {before} -> {after}")
     assert health.keys() == {200}
-    assert outcomes.keys() <= {"whole", "went away", "429"}
+    assert outcomes.keys() <= {"whole", "interrupted", "went away", "429"}
     assert outcomes["whole"] > 20
     assert outcomes["went away"] > 20
+    assert outcomes["interrupted"] > 5
     for stage in held.values():
         assert (stage["gated"], stage["worker_requests"], stage["connector_entries"]) == (0, 0, 0)
         assert stage["free_blocks"] == stage["total_blocks"] - 1  # vLLM's null block

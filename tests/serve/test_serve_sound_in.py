@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import contextlib
 import io
 import resource
 import struct
+import threading
 import time
 import wave
 
+import httpx2
 import hypothesis
 import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from antiphon.errors import CallerError, InputTooLongError, InvalidRequestError
+from antiphon.errors import (
+    CallerError,
+    InputTooLongError,
+    InvalidRequestError,
+    OverloadedError,
+)
 from antiphon.orchestrator.wav import pcm16
+from antiphon.serve import sound_in
 from antiphon.serve.mp4_tables import MAX_SAMPLES
 from antiphon.serve.sound_in import decode, decode_now
+from fake_server import FakeServer
 from sound_files import RATE, at_rate, file_of, likeness, silent_film, sweep
 
 SOUND = sweep()
@@ -213,6 +224,69 @@ def test_samples_that_are_no_numbers() -> None:
     file[-400:-396] = struct.pack("<f", float("nan"))
     with pytest.raises(InvalidRequestError, match="no finite numbers"):
         decode_now(bytes(file), max_s=10)
+
+
+# --- files that take long ---------------------------------------------------------------------
+
+ENDLESS = b"OggS" * (6 << 20)  # 24 MiB, in which FFmpeg looks for a page for ten seconds
+
+
+def test_a_file_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sound_in, "MAX_DECODE_S", 0.3)
+    began = time.perf_counter()
+    with pytest.raises(InvalidRequestError, match="the clip takes too long to decode; give a simp"):
+        decode_now(ENDLESS, max_s=600, name="the clip")
+    assert time.perf_counter() - began < 2
+
+
+async def test_no_thread_works_for_who_has_gone() -> None:
+    decoding = [asyncio.ensure_future(decode(ENDLESS, max_s=600)) for _ in range(4)]
+    await asyncio.sleep(0)  # two are read, two wait
+    began = time.perf_counter()
+    for one in decoding:
+        one.cancel()
+    assert (await decode(FILES["flac"], max_s=10)).seconds == pytest.approx(1.0)
+    assert time.perf_counter() - began < 2
+    await asyncio.wait(decoding)
+    assert all(one.cancelled() for one in decoding)
+
+
+async def test_only_so_many_files_wait() -> None:
+    many = sound_in.MAX_WAITING + 2
+    decoding = [asyncio.ensure_future(decode(ENDLESS, max_s=600)) for _ in range(many)]
+    await asyncio.sleep(0)
+    with pytest.raises(OverloadedError, match=r"16 sound files wait.*try again later"):
+        await decode(FILES["wav"], max_s=10)
+    for one in decoding:
+        one.cancel()
+    await asyncio.wait(decoding)
+    # The two that were being read give their places back once they have ended.
+    await asyncio.gather(*(heard_again() for _ in range(many)))
+
+
+def test_callers_hear_that_too_many_wait(
+    fake_server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = threading.BoundedSemaphore(1)
+    monkeypatch.setattr(sound_in, "_PLACES", places)
+    audio = {"data": base64.b64encode(FILES["flac"]).decode(), "format": "flac"}
+    content = [{"type": "input_audio", "input_audio": audio}]
+    body = {"model": "fake", "messages": [{"role": "user", "content": content}]}
+    url = fake_server.url + "/v1/chat/completions"
+    with places:
+        refused = httpx2.post(url, json=body)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "overloaded")
+    assert int(refused.headers["retry-after"]) >= 1
+    assert httpx2.post(url, json=body).status_code == 200
+
+
+async def heard_again() -> None:
+    async with asyncio.timeout(10):
+        while True:
+            with contextlib.suppress(OverloadedError):
+                assert (await decode(FILES["wav"], max_s=10)).seconds == pytest.approx(1.0)
+                return
+            await asyncio.sleep(0)
 
 
 # --- files of any bytes -----------------------------------------------------------------------

@@ -58,3 +58,9 @@ def test_any_text_can_be_read(text: str) -> None:
 def test_endless_number_is_read() -> None:
     """The library raises on numbers of more than 66 digits; normalised text has none."""
     assert phonemes.prompts(normalise("7" * 100))
+
+
+def test_a_word_of_endless_parts_is_read_as_words() -> None:
+    """The library would take minutes for a page of them."""
+    assert phonemes.phoneme_ids("a-" * 50 + "a") == phonemes.phoneme_ids("a " * 50 + "a")
+    assert phonemes.phoneme_ids("well-known") != phonemes.phoneme_ids("well known")

@@ -111,6 +111,7 @@ def add_pipeline_choice(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--deployment",
+        "--config",
         type=Path,
         metavar="FILE",
         help="YAML file with settings for this machine (default: none needed)",

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import importlib.util
 import os
+import re
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from antiphon.serve.settings import ServeSettings
 
 API_KEY = "ANTIPHON_API_KEY"
+_ORIGIN = re.compile(r"https?://[^/\s]+")
 
 _EXAMPLES = """examples:
   antiphon serve                               the voice pipeline on http://127.0.0.1:8000
@@ -97,7 +99,7 @@ def _add_address(parser: argparse.ArgumentParser) -> None:
         " any; may be given several times",
     )
     group.add_argument(
-        "--admin", action="store_true", help="allow /admin/sleep, /admin/wake and /admin/abort"
+        "--admin", action="store_true", help="allow /admin/sleep, wake, abort and inspect"
     )
 
 
@@ -165,6 +167,7 @@ def run(options: argparse.Namespace) -> int:
         modalities=modalities,
         on_progress=loading,
         max_queued=settings.max_queued,
+        on_gone=lambda stage, why: _say(f"stage {stage} is gone: {why}"),
     )
 
     async def main() -> None:
@@ -198,6 +201,13 @@ def _traced(omni: AsyncOmni, endpoint: str | None) -> Iterator[None]:
 def _settings(options: argparse.Namespace) -> ServeSettings:
     from antiphon.serve.settings import MIB, ServeSettings
 
+    if options.api_key == "":
+        raise InvalidRequestError("--api-key is empty, so that everybody could call; leave it out")
+    for origin in options.allow_origin:
+        if origin != "*" and not _ORIGIN.fullmatch(origin):
+            raise InvalidRequestError(
+                f"--allow-origin {origin!r} is no origin; give one such as https://example.org"
+            )
     return ServeSettings(
         host=options.host,
         port=options.port,

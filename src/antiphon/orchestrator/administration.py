@@ -9,7 +9,7 @@ from typing import Literal
 from antiphon.errors import AntiphonError, ShutdownError
 from antiphon.observe.record import Observer
 from antiphon.orchestrator.admission import Admission
-from antiphon.orchestrator.clients import Frames
+from antiphon.orchestrator.clients import Frames, OnGone
 from antiphon.orchestrator.questions import Answer, Questions
 from antiphon.orchestrator.router import Router
 from antiphon.orchestrator.stages import StageSet
@@ -25,20 +25,25 @@ from antiphon.stage.messages import (
 )
 from antiphon.stage.spec import StageSpec
 
+MEMORY = frozenset({"weights", "kv_cache"})
+"""vLLM's names of what a stage gives back when it sleeps."""
+
 
 @dataclass(frozen=True, slots=True)
 class StageState:
-    """Whether a stage serves; `why` it does not if it is gone."""
+    """Whether a stage serves; `why` it does not if it is gone. Asleep, it lets requests wait."""
 
-    state: Literal["starting", "ready", "gone"]
+    state: Literal["starting", "ready", "asleep", "gone"]
     why: str | None = None
 
 
 class Administration:
     """The base of `AsyncOmni`: its stages, and those that are asked by name of the question."""
 
-    def __init__(self, router: Router) -> None:
+    def __init__(self, router: Router, on_gone: OnGone | None = None) -> None:
         self._router = router
+        self._told_of_losses = on_gone or (lambda stage, why: None)
+        self._asleep: frozenset[str] = frozenset()  # memory that was given back
         self._questions = Questions()
         self._specs: dict[str, StageSpec] = {}
         self._stages: StageSet | None = None
@@ -62,7 +67,8 @@ class Administration:
             if why is not None:
                 states[name] = StageState("gone", str(why))
             else:
-                states[name] = StageState("ready" if self._ready else "starting")
+                awake: StageState = StageState("asleep" if self._asleep else "ready")
+                states[name] = awake if self._ready else StageState("starting")
         return states
 
     @property
@@ -79,11 +85,13 @@ class Administration:
     async def sleep(self, level: int = 1) -> dict[str, int]:
         """Have every stage give memory back; bytes freed per stage. Requests wait until `wake`."""
         answers = await self._ask(lambda token: Sleep(level, token))
+        self._asleep = MEMORY
         return {name: a.bytes_freed for name, a in answers.items() if isinstance(a, Acknowledged)}
 
     async def wake(self, tags: list[str] | None = None) -> None:
         """Undo `sleep`."""
         await self._ask(lambda token: Wake(tags, token))
+        self._asleep -= MEMORY if tags is None else frozenset(tags)
 
     async def inspect(self) -> dict[str, Inspection]:
         """Check every store of every stage; what each holds."""
@@ -114,6 +122,7 @@ class Administration:
     def _on_gone(self, stage: str, why: AntiphonError) -> None:
         self._router.on_gone(stage, why)
         self._questions.lost(stage, why)
+        self._told_of_losses(stage, why)
 
     def _on_event(self, stage: str, event: Event, frames: Frames) -> None:
         if isinstance(event, Acknowledged | Inspection | Measured):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from antiphon.errors import OverloadedError
 
@@ -38,6 +39,19 @@ class Admission:
                 )
                 error.retry_after_s = min(max(self._between_ends_s, _MIN_RETRY_S), _MAX_RETRY_S)
                 raise error
+
+    @contextmanager
+    def preparing(self, path: Sequence[str]) -> Iterator[None]:
+        """Around what comes before the submission: a request counts from then on.
+
+        Raises as `check`.
+        """
+        self.check(path)
+        self.enter(path)
+        try:
+            yield
+        finally:
+            self._live.subtract(path)
 
     def enter(self, path: Iterable[str]) -> None:
         """A request has been submitted to these stages."""

@@ -23,6 +23,7 @@ from antiphon.observe.record import Timeline
 from antiphon.orchestrator.conversation import Messages, check_messages
 from antiphon.orchestrator.png import save_png
 from antiphon.orchestrator.sampling import check_sampling
+from antiphon.orchestrator.stop_strings import check_stops
 from antiphon.orchestrator.wav import save_wav
 from antiphon.pipeline.audio import MAX_CLIPS, MAX_SECONDS, AudioClip
 from antiphon.pipeline.entry import Message
@@ -33,6 +34,10 @@ Samples = npt.NDArray[np.float32]
 Image = npt.NDArray[np.uint8]
 
 MAX_COMPANIONS = 16
+MAX_TEXT_CHARS = 1 << 19
+"""Of all messages together. It takes a quarter of a second to be cut into tokens, and fits no model
+that is served here.
+"""
 
 
 class OmniRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -70,6 +75,12 @@ class OmniRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     sampling: dict[str, dict[str, object]] = {}
     """Sampling parameters by stage name, over the topology's own."""
 
+    stop: tuple[str, ...] = ()
+    """The text ends before the first of these strings that is complete, and the request with it.
+
+    At most 4, each of 1 to 256 characters; only where nothing else is made of the text.
+    """
+
     params: dict[str, bool | int | float | str] = {}
     """What else the pipeline's models are told, such as the speaker: what its entry names."""
 
@@ -100,8 +111,7 @@ class OmniRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             self._check_sound_alone(turns)
         if not any(turn.content.strip() or turn.audio for turn in turns[-1:]):
             raise EmptyInputError("the text is empty; give something to answer or to speak")
-        if any("\ud800" <= c <= "\udfff" for turn in turns for c in turn.content):
-            raise InvalidRequestError("the text is not valid Unicode; give it as UTF-8")
+        self._check_text(turns)
         return path
 
     def check_options(self, topology: Topology) -> tuple[Stage, ...]:
@@ -124,11 +134,24 @@ class OmniRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             except SettingError as error:
                 raise InvalidRequestError(str(error)) from None
         check_sampling(topology, self.sampling, tuple(stage.name for stage in path))
+        check_stops(self.stop, topology, path)
         return path
 
     def wants(self, modality: str) -> bool:
         """Whether this is to be given back, if the request's way through the pipeline has it."""
         return self.modalities is None or modality in self.modalities
+
+    def _check_text(self, turns: Sequence[Message]) -> None:
+        length = sum(len(turn.content) for turn in turns)
+        if length > MAX_TEXT_CHARS:
+            raise InputTooLongError(
+                f"the text has {length} characters; give at most {MAX_TEXT_CHARS}"
+            )
+        try:
+            for turn in turns:
+                turn.content.encode()
+        except UnicodeEncodeError:
+            raise InvalidRequestError("the text is not valid Unicode; give it as UTF-8") from None
 
     def _check_companions(self, topology: Topology, path: tuple[Stage, ...]) -> None:
         if not 1 <= self.n <= MAX_COMPANIONS:

@@ -239,6 +239,8 @@ class Flow:
         finish = output.segment_finish or output.finish
         if finish is not None and unit.finish is None:
             events += self._on_finish(stage, unit, finish, now)
+        elif self.stopped:  # the stage would go on, and is told
+            unit.finish, unit.last_s, self.ended_s = "stop", now, now
         return events
 
     def note_error(self, stage: str, output: Output) -> None:
@@ -282,9 +284,22 @@ class Flow:
         """Every unit has finished; none is ever added after that."""
         return self.open_units == 0
 
+    @property
+    def stopped(self) -> bool:
+        """The text has come to a stop string: nothing that comes now is for the caller."""
+        return self.gathered.stops.found
+
     def uids(self) -> dict[str, list[str]]:
         """All units by stage."""
         return {s: [self._uid(s, u.part) for u in units] for s, units in self.units.items()}
+
+    def rest(self) -> list[OmniEvent]:
+        """What was held back of the text; before `reply`, which has it."""
+        now = self.clock()
+        events = self.gathered.on_text_end(now)
+        if events:
+            self.ended_s = now
+        return events
 
     def reply(self, finish_reason: str | None = None) -> Reply:
         """What there is, so far or at last."""
@@ -311,5 +326,7 @@ class Flow:
         return self.units.get(writer(self.plan.path).name, ())
 
     def _finish_reason(self) -> str:
+        if self.stopped:
+            return "stop"  # whatever the stage said with the same tokens
         reasons = [unit.finish for unit in self._counted()]
         return "length" if "length" in reasons else "stop"

@@ -27,6 +27,7 @@ from antiphon.orchestrator.api import (
     TranscriptDelta,
     Usage,
 )
+from antiphon.orchestrator.stop_strings import StopStrings
 from antiphon.orchestrator.transcript import Transcript
 from antiphon.pipeline.detokenize import Detokenizer
 
@@ -64,9 +65,13 @@ class Gathered:
     first_audio_s: float | None = None
     first_image_s: float | None = None
     meter: ContinuityMeter = field(default_factory=ContinuityMeter)
+    stops: StopStrings = field(init=False)
     # Arrivals, in seconds since the start: of text with its tokens, of sound with its length.
     text_s: list[tuple[float, int]] = field(default_factory=list)
     audio_s: list[tuple[float, float]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.stops = StopStrings(self.request.stop)
 
     @property
     def empty(self) -> bool:
@@ -94,6 +99,13 @@ class Gathered:
     def _on_text(self, text: str, tokens: int, now: float) -> list[OmniEvent]:
         if tokens:
             self.text_s.append((now - self.started_s, tokens))
+        return self._show(self.stops.feed(text), now)
+
+    def on_text_end(self, now: float) -> list[OmniEvent]:
+        """No more text comes: what might have become a stop string is text."""
+        return self._show(self.stops.rest(), now)
+
+    def _show(self, text: str, now: float) -> list[OmniEvent]:
         if not text:
             return []
         if self.first_text_s is None:

@@ -105,8 +105,8 @@ class Intake:
         if adapter is None or absent:
             what = f"stage {absent[0]}" if absent else f"entry {request.entry}"
             raise InvalidRequestError(
-                f"{what} was left out when the pipeline was made; ask for other modalities, or add"
-                " to its entries, modalities and inputs"
+                f"{what} was not started with this pipeline; ask for other modalities, or start it"
+                " with more entries, modalities and inputs"
             )
         return adapter
 

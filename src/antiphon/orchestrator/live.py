@@ -46,10 +46,11 @@ class LiveRequest:
     over: Callable[[LiveRequest], None]
     events: asyncio.Queue[OmniEvent | AntiphonError] = field(default_factory=asyncio.Queue)
     phase: Phase = Phase.RUNNING
-    outcome: AntiphonError | None = None  # why it is being ended; None: aborted
+    outcome: AntiphonError | str | None = None  # of one that is being ended: error, finish reason
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     timer: asyncio.TimerHandle | None = None
     cause: str | None = None  # of an abort: who wanted it
+    quiet: bool = True  # nothing has been handed out
 
     def start(self, prompts: Sequence[AnyPrompt]) -> None:
         """Submit it to its stages."""
@@ -64,18 +65,24 @@ class LiveRequest:
         """What a step brought; false if it belongs to nothing that is known."""
         if self.phase is not Phase.RUNNING:
             return True
-        quiet = self.flow.gathered.empty
         try:
-            for event in self.flow.on_output(stage, output, frames):
-                self.events.put_nowait(event)
+            events = self.flow.on_output(stage, output, frames)
         except AntiphonError as error:
             self.end(error)
             return True
-        if quiet and not self.flow.gathered.empty:
-            self.dispatch.observers.first_output(self.flow)
+        self._hand_out(events)
         if self.flow.done:
-            self._finish(Finished(self.flow.reply()))
+            self._reply()
+        elif self.flow.stopped:
+            self._end("stop", None)
         return True
+
+    def _hand_out(self, events: Sequence[OmniEvent]) -> None:
+        for event in events:
+            self.events.put_nowait(event)
+        if self.quiet and not self.flow.gathered.empty:
+            self.quiet = False
+            self.dispatch.observers.first_output(self.flow)
 
     def on_ref(self, stage: str, ref: Ref) -> None:
         """A payload is stored: forward it, or have it discarded if nobody will take it."""
@@ -103,17 +110,26 @@ class LiveRequest:
         Without an error it is an abort, and `cause` says who wanted it. Harmless if the request is
         ending already.
         """
+        self._end("abort" if error is None else error, cause)
+
+    def _end(self, outcome: AntiphonError | str, cause: str | None) -> None:
         if self.phase is not Phase.RUNNING:
             return
-        self.phase, self.outcome, self.cause = Phase.ENDING, error, cause
+        self.phase, self.outcome, self.cause = Phase.ENDING, outcome, cause
         units = self.flow.uids()
         self.dispatch.acknowledgements.ask(
             {stage: partial(Abort, uids) for stage, uids in units.items()}, self._close
         )
 
     def _close(self) -> None:
-        outcome = self.outcome
-        self._finish(Finished(self.flow.reply("abort")) if outcome is None else outcome)
+        if isinstance(self.outcome, AntiphonError):
+            self._finish(self.outcome)
+        else:
+            self._reply(self.outcome)
+
+    def _reply(self, finish_reason: str | None = None) -> None:
+        self._hand_out(self.flow.rest())
+        self._finish(Finished(self.flow.reply(finish_reason)))
 
     def _finish(self, outcome: Finished | AntiphonError) -> None:
         self.phase = Phase.TERMINAL

@@ -17,10 +17,12 @@ from antiphon.errors import AntiphonError, InvalidRequestError, ShutdownError
 from antiphon.orchestrator.administration import Administration
 from antiphon.orchestrator.admission import Admission
 from antiphon.orchestrator.api import Finished, OmniEvent, OmniRequest, Reply
+from antiphon.orchestrator.clients import OnGone
 from antiphon.orchestrator.conversation import Messages
 from antiphon.orchestrator.flow import FlowPlan
 from antiphon.orchestrator.intake import Intake
 from antiphon.orchestrator.live import LiveRequest
+from antiphon.orchestrator.preparation import Preparation
 from antiphon.orchestrator.router import Router
 from antiphon.orchestrator.segments import LiveSession, SessionPlan
 from antiphon.orchestrator.sessions import Sampling, Session
@@ -47,6 +49,7 @@ class AsyncOmni(Administration):
     ("text", "audio") limit which stages start (None: all), and a request that needs another is
     refused. `max_queued` is how many requests may wait at each stage beyond those that it serves at
     a time; None is no bound.
+    `on_gone` is told of a stage whose process has ended, and why.
     `make_client` starts the stages in another way than as vLLM engines, as `antiphon.testing` does.
     """
 
@@ -63,6 +66,7 @@ class AsyncOmni(Administration):
         on_progress: Progress | None = None,
         max_queued: int | None = None,
         make_client: MakeClient | None = None,
+        on_gone: OnGone | None = None,
     ) -> None:
         given = deployment or Deployment()
         if not isinstance(given, Deployment):
@@ -80,9 +84,10 @@ class AsyncOmni(Administration):
         self._inputs = inputs
         self._on_progress = on_progress or (lambda stage, phase: None)
         limits = _limits(self.deployment, max_queued)
-        super().__init__(Router(admission=Admission(limits)))
+        super().__init__(Router(admission=Admission(limits)), on_gone)
         self._run = new_run_token()
         self._intake: Intake | None = None
+        self._preparation = Preparation()
 
     # --- life ---------------------------------------------------------------------------------
 
@@ -132,6 +137,7 @@ class AsyncOmni(Administration):
         """Fail what is running, stop every stage, leave nothing behind. May be called twice."""
         stages, self._stages = self._stages, None
         self._ready = False
+        self._preparation.close()
         if stages is not None:
             await to_the_end(self._close(stages))
 
@@ -232,7 +238,7 @@ class AsyncOmni(Administration):
         Raises CallerError for a request that cannot be served as it is. `prepare` comes first.
         """
         path = request.check(self.topology)
-        return await asyncio.to_thread(self._prepared().prompts, request, path)
+        return await self._preparation.prompts(self._prepared(), request, path)
 
     async def _submit(self, request: OmniRequest) -> LiveRequest:
         try:
@@ -243,9 +249,10 @@ class AsyncOmni(Administration):
 
     async def _submitted(self, request: OmniRequest) -> LiveRequest:
         self._serving()
+        began_s = asyncio.get_running_loop().time()
         path, intake = request.check(self.topology), self._prepared()
-        self._router.admit(request.request_id, path)
-        prompts = await asyncio.to_thread(intake.prompts, request, path)
+        with self._router.preparing(request.request_id, path):
+            prompts = await self._preparation.prompts(intake, request, path)
         self._serving()  # it may have been closed meanwhile
         plan = FlowPlan(
             self._router.new_uid(),
@@ -255,7 +262,7 @@ class AsyncOmni(Administration):
             intake.detokenizer(request, path),
             transcript=intake.transcript(request, path),
         )
-        return self._router.submit(plan, prompts, request)
+        return self._router.submit(plan, prompts, request, began_s)
 
     def _enter_session(self, request: OmniRequest) -> tuple[LiveSession, Intake]:
         try:

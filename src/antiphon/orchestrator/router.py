@@ -9,11 +9,11 @@ import asyncio
 import itertools
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from antiphon.errors import (
     AntiphonError,
-    DeadlineExceededError,
     DuplicateRequestError,
     ShutdownError,
 )
@@ -23,6 +23,7 @@ from antiphon.orchestrator.clients import Frames, StageClient
 from antiphon.orchestrator.dispatch import Dispatch
 from antiphon.orchestrator.flow import Flow, FlowPlan
 from antiphon.orchestrator.live import LiveRequest, Phase
+from antiphon.orchestrator.preparation import deadline_passed
 from antiphon.orchestrator.recording import Observers
 from antiphon.orchestrator.segments import LiveSession, SessionPlan
 from antiphon.orchestrator.uids import root_of, session_of
@@ -62,12 +63,17 @@ class Router:
     # --- requests -----------------------------------------------------------------------------
 
     def submit(
-        self, plan: FlowPlan, prompts: Sequence[AnyPrompt], request: OmniRequest
+        self,
+        plan: FlowPlan,
+        prompts: Sequence[AnyPrompt],
+        request: OmniRequest,
+        began_s: float | None = None,
     ) -> LiveRequest:
         """Start a request on every stage of its path.
 
-        Raises DuplicateRequestError for a label that is alive, StageDiedError for a stage that is
-        gone.
+        Its deadline runs from `began_s` on, a time of the event loop; None is now. Raises
+        DuplicateRequestError for a label that is alive, StageDiedError for a stage that is gone,
+        OverloadedError.
         """
         self.admit(request.request_id, plan.path)
         dispatch = self._dispatch
@@ -76,10 +82,9 @@ class Router:
         live.start(prompts)
         self._enter(live, plan.path)
         if request.deadline_s is not None:
-            why = f"the request took longer than {request.deadline_s:g} s"
-            live.timer = asyncio.get_running_loop().call_later(
-                request.deadline_s, live.end, DeadlineExceededError(why)
-            )
+            loop = asyncio.get_running_loop()
+            due_s = (loop.time() if began_s is None else began_s) + request.deadline_s
+            live.timer = loop.call_at(due_s, live.end, deadline_passed(request))
         return live
 
     def open_session(self, plan: SessionPlan) -> LiveSession:
@@ -88,6 +93,16 @@ class Router:
         live = LiveSession(plan, self._dispatch, self._over)
         self._enter(live, plan.path)
         return live
+
+    @contextmanager
+    def preparing(self, label: str | None, path: tuple[Stage, ...]) -> Iterator[None]:
+        """Around what comes before the submission; the request counts from then on.
+
+        Raises as `admit`.
+        """
+        self.admit(label, path)
+        with self.admission.preparing([stage.name for stage in path]):
+            yield
 
     def admit(self, label: str | None, path: tuple[Stage, ...]) -> None:
         """Raise what keeps a request from beginning now: DuplicateRequestError, StageDiedError,

@@ -39,16 +39,18 @@ def admin_router(service: Service) -> APIRouter:
     router = APIRouter(prefix="/admin", tags=["admin"])
 
     @router.post("/sleep")
-    async def sleep(body: SleepBody) -> dict[str, dict[str, int]]:
+    async def sleep(body: SleepBody | None = None) -> dict[str, dict[str, int]]:
         """Have every stage give memory back, once what runs has finished; calls wait meanwhile."""
         service.require_serving()
-        return {"bytes_freed": await service.omni.sleep(body.level)}
+        level = SleepBody().level if body is None else body.level
+        return {"bytes_freed": await service.omni.sleep(level)}
 
     @router.post("/wake")
-    async def wake(body: WakeBody) -> dict[str, str]:
+    async def wake(body: WakeBody | None = None) -> dict[str, str]:
         """Undo sleep."""
         service.require_serving()
-        await service.omni.wake(None if body.tags is None else list(body.tags))
+        tags: list[str] | None = None if body is None or body.tags is None else [*body.tags]
+        await service.omni.wake(tags)
         return {"status": "awake"}
 
     @router.post("/abort")

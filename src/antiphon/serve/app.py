@@ -9,8 +9,8 @@ from starlette.middleware.cors import CORSMiddleware
 
 from antiphon.serve import errors
 from antiphon.serve.admin import admin_router
-from antiphon.serve.calls import REQUEST_ID
 from antiphon.serve.chat import chat_router
+from antiphon.serve.errors import REQUEST_ID
 from antiphon.serve.limits import Limits
 from antiphon.serve.metrics import metrics_router
 from antiphon.serve.page import page_router

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import math
-import re
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 
-from antiphon.serve.errors import ApiError
+from antiphon.serve.errors import REQUEST_ID, VALID_ID, ApiError
 from antiphon.serve.service import new_id
 from antiphon.serve.settings import ServeSettings
 
@@ -19,9 +18,6 @@ T = TypeVar("T")
 
 DEADLINE = "x-deadline-s"
 """Seconds after which a call fails with status 504."""
-REQUEST_ID = "x-request-id"
-"""The id that the call has in `/v1/antiphon/traces` and for an abort: the caller's, or ours."""
-_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _TRACE = ("traceparent", "tracestate")  # W3C Trace Context
 
 
@@ -52,7 +48,7 @@ def call_id(headers: Headers, prefix: str) -> str:
     given = headers.get(REQUEST_ID)
     if given is None:
         return new_id(prefix)
-    if not _ID.fullmatch(given):
+    if not VALID_ID.fullmatch(given):
         raise ApiError(
             400,
             f"the header {REQUEST_ID} is {given!r}; give up to 128 letters, digits and any of -_.:",

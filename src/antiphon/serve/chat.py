@@ -3,32 +3,26 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from antiphon.serve.calls import REQUEST_ID, call_id, deadline_s, trace_headers, until_disconnect
+from antiphon.serve.answers import responses
+from antiphon.serve.calls import call_id, deadline_s, trace_headers, until_disconnect
 from antiphon.serve.chat_answer import Answer
 from antiphon.serve.chat_input import Context, omni_request
 from antiphon.serve.chat_protocol import ChatRequest
-from antiphon.serve.errors import ABORTED
+from antiphon.serve.errors import REQUEST_ID
 from antiphon.serve.past_answers import PastAnswers
 from antiphon.serve.service import Service
 from antiphon.serve.sse import MEDIA_TYPE
 from antiphon.serve.streamed import Streamed
 
-_RESPONSES: dict[int | str, dict[str, Any]] = {
-    200: {
-        "description": "The answer: an object, or with `stream` chunks of it as events.",
-        "content": {"application/json": {}, MEDIA_TYPE: {}},
-    },
-    404: {"description": "The model is not served here."},
-    429: {"description": "As many requests wait as may."},
-    ABORTED: {"description": "The call was ended by `/admin/abort`."},
-    503: {"description": "The server does not serve (yet, or any more)."},
-    504: {"description": "The call's deadline has passed."},
-}
+_RESPONSES = responses(
+    "The answer: an object, or with `stream` chunks of it as events.",
+    "application/json",
+    MEDIA_TYPE,
+)
 
 
 def chat_router(service: Service) -> APIRouter:

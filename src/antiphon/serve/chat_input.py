@@ -20,7 +20,7 @@ from antiphon.serve.chat_protocol import (
     UserMessage,
 )
 from antiphon.serve.endpoints import entry_for
-from antiphon.serve.errors import ApiError
+from antiphon.serve.errors import wrong
 from antiphon.serve.past_answers import PastAnswers
 from antiphon.serve.sound_out import FORMATS
 from antiphon.serve.voices import voice_params
@@ -62,6 +62,7 @@ async def omni_request(
         messages=messages,
         modalities=modalities,
         sampling=sampling,
+        stop=tuple(body.stop or ()),
         params={**spoken, **body.params},
         deadline_s=context.deadline_s,
         request_id=context.request_id,
@@ -71,12 +72,8 @@ async def omni_request(
 
 def _check_format(body: ChatRequest) -> None:
     if body.sound is not None and body.sound.format not in FORMATS:
-        raise ApiError(
-            400,
-            f"audio.format is {body.sound.format!r}; this server has {', '.join(FORMATS)}",
-            code="invalid_parameter",
-            param="audio.format",
-        )
+        reason = f"is {body.sound.format!r}; this server has {', '.join(FORMATS)}"
+        raise wrong("audio.format", reason)
 
 
 def _modalities(body: ChatRequest, topology: Topology) -> tuple[str, ...]:
@@ -137,22 +134,22 @@ class _Reader:
 
     async def _clip(self, part: AudioPart, place: str) -> AudioClip:
         if "audio" not in self._entry.inputs:
-            raise _refused(place, "is sound, which this pipeline does not hear; give text")
+            raise wrong(place, "is sound, which this pipeline does not hear; give text")
         self.clips += 1
         if self.clips > MAX_CLIPS:
-            raise _refused(place, f"is one clip too many; give at most {MAX_CLIPS}")
+            raise wrong(place, f"is one clip too many; give at most {MAX_CLIPS}")
         try:
             data = base64.b64decode(part.input_audio.data, validate=True)
         except (binascii.Error, ValueError) as error:
-            raise _refused(f"{place}.data", f"is no base64: {error}") from None
+            raise wrong(f"{place}.data", f"is no base64: {error}") from None
         place += ".data"
         try:
             clip = await sound_in.decode(data, max_s=self._left_s, name=place)
         except InputTooLongError as error:
             reason = f"makes it more than {self._max_s:g} s of sound in one call; give less"
-            raise _refused(place, reason, error.code) from None
+            raise wrong(place, reason, error.code) from None
         except CallerError as error:
-            raise _refused(place, str(error).removeprefix(f"{place} "), error.code) from None
+            raise wrong(place, str(error).removeprefix(f"{place} "), error.code) from None
         self._left_s = max(0.0, self._left_s - clip.seconds)
         return clip
 
@@ -161,12 +158,12 @@ class _Reader:
             said = [p.text if isinstance(p, TextPart) else p.refusal for p in message.content]
             return _joined(said)
         if message.audio is None:
-            raise _refused(place, "has neither content nor audio; give one of them")
+            raise wrong(place, "has neither content nor audio; give one of them")
         spoken = self._past.transcript(message.audio.id)
         if spoken is None:
             spoken = message.audio.transcript
         if spoken is None:
-            raise _refused(
+            raise wrong(
                 f"{place}.audio.id",
                 f"is {message.audio.id!r}, an answer that is not known (any more); give its"
                 " transcript, as content",
@@ -176,7 +173,3 @@ class _Reader:
 
 def _joined(texts: list[str]) -> str:
     return "\n".join(texts)
-
-
-def _refused(place: str, reason: str, code: str = "invalid_parameter") -> ApiError:
-    return ApiError(400, f"{place} {reason}", code=code, param=place)

@@ -11,8 +11,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from antiphon.serve.errors import ApiError
-from antiphon.serve.strict import Body, Name, Parameter, Text, Whole, check_count
+from antiphon.orchestrator.stop_strings import MAX_STOP_CHARS, MAX_STOPS
+from antiphon.serve.errors import wrong
+from antiphon.serve.strict import Body, Extended, Name, Text, Voiced, Whole, check_count
 
 # Fields that are refused, with the values that ask for nothing.
 UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
@@ -124,21 +125,10 @@ class AssistantMessage(Body):
 Message = Annotated[SystemMessage | UserMessage | AssistantMessage, Field(discriminator="role")]
 
 
-class VoiceId(Body):
-    """A voice of the caller's own, at OpenAI."""
-
-    id: Name
-
-
-class AudioOptions(Body):
+class AudioOptions(Voiced):
     """How the answer sounds."""
 
     format: Literal["wav", "aac", "mp3", "flac", "opus", "pcm16"]
-    voice: Name | VoiceId | None = None
-
-    @property
-    def voice_name(self) -> str | None:
-        return self.voice.id if isinstance(self.voice, VoiceId) else self.voice
 
 
 class StreamOptions(Body):
@@ -152,12 +142,12 @@ def _as_list(stop: Any) -> Any:
     return [stop] if isinstance(stop, str) else stop
 
 
-Stop = Annotated[str, Field(min_length=1, max_length=256)]
+Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 Stops = Annotated[
     list[Stop],
-    Field(max_length=4),
+    Field(max_length=MAX_STOPS),
     BeforeValidator(
-        _as_list, json_schema_input_type=Stop | Annotated[list[Stop], Field(max_length=4)]
+        _as_list, json_schema_input_type=Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)]
     ),
 ]
 
@@ -170,7 +160,7 @@ def _few_parts(messages: Any) -> Any:
     return messages
 
 
-class ChatRequest(Body):
+class ChatRequest(Extended):
     """One answer to a conversation."""
 
     model: Annotated[str, Field(max_length=256)]
@@ -219,13 +209,7 @@ class ChatRequest(Body):
     verbosity: Any = None
     web_search_options: Any = None
 
-    # Extensions.
-    sampling: dict[Name, dict[Name, Any]] = Field(
-        default={}, description="Sampling parameters by stage; they go before OpenAI's fields."
-    )
-    params: dict[Name, Parameter] = Field(
-        default={}, description="What the pipeline's models are told, such as the speaker."
-    )
+    # An extension, as those of `Extended`.
     timeline: bool = Field(
         default=False, description="Whether the answer tells when what happened, as `antiphon`."
     )
@@ -236,23 +220,19 @@ class ChatRequest(Body):
         for name, harmless in UNSUPPORTED.items():
             value = self.__dict__[name]
             if value is not None and value not in harmless:
-                raise ApiError(
-                    400,
-                    f"{name} is not supported with this value; leave it out",
-                    code="unsupported_parameter",
-                    param=name,
-                )
+                reason = "is not supported with this value; leave it out"
+                raise wrong(name, reason, "unsupported_parameter")
         if self.stream_options is not None and not self.stream:
-            raise _wrong("stream_options", "goes with stream alone; leave it out, or set stream")
+            raise wrong("stream_options", "goes with stream alone; leave it out, or set stream")
         if self.modalities is None or "audio" not in self.modalities:
             return self
         if self.audio is None:
-            raise _wrong("audio", "is missing; audio is asked for, so give its format and voice")
+            raise wrong("audio", "is missing; audio is asked for, so give its format and voice")
         if self.stream and self.audio.format != "pcm16":
             reason = f"is {self.audio.format!r}; a streamed answer has pcm16, or leave out stream"
-            raise _wrong("audio.format", reason)
+            raise wrong("audio.format", reason)
         if self.stop:
-            raise _wrong("stop", "is for text alone; leave it out, or ask for text")
+            raise wrong("stop", "is for text alone; leave it out, or ask for text")
         return self
 
     @property
@@ -264,7 +244,3 @@ class ChatRequest(Body):
     def reports_usage(self) -> bool:
         """Whether a stream is to end with the usage."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
-
-
-def _wrong(name: str, reason: str) -> ApiError:
-    return ApiError(400, f"{name} {reason}", code="invalid_parameter", param=name)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import re
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -37,6 +39,9 @@ _TYPES = {
     404: "not_found_error",
     429: "rate_limit_error",
 }
+REQUEST_ID = "x-request-id"
+"""The id that the call has in `/v1/antiphon/traces` and for an abort: the caller's, or ours."""
+VALID_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 ABORTED = 499
 """Status of a call that `/admin/abort` has ended: in no standard, but usual, and clients do not try
 again as they do after 409 and 5xx."""
@@ -86,13 +91,22 @@ class ApiError(HTTPException):
         """The whole body. ASCII, as a message may quote what cannot be encoded."""
         return json.dumps({"error": self.body()}).encode()
 
-    def response(self) -> Response:
+    def response(self, call: Headers | None = None) -> Response:
+        """The answer to a call with these headers: it has the id that the caller gave."""
         headers = {}
+        given = "" if call is None else call.get(REQUEST_ID, "")
+        if VALID_ID.fullmatch(given):
+            headers[REQUEST_ID] = given
         if self.retry_after_s is not None:
             headers["retry-after"] = str(max(1, math.ceil(self.retry_after_s)))
         return Response(
             self.to_json(), self.status_code, headers=headers, media_type="application/json"
         )
+
+
+def wrong(name: str, reason: str, code: str = "invalid_parameter") -> ApiError:
+    """What is wrong with the field `name`; `reason` follows the name."""
+    return ApiError(400, f"{name} {reason}", code=code, param=name)
 
 
 def api_error(error: AntiphonError) -> ApiError:
@@ -111,26 +125,27 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(ApiError)
     async def _api(request: Request, error: ApiError) -> Response:
-        return error.response()
+        return error.response(request.headers)
 
     @app.exception_handler(AntiphonError)
     async def _antiphon(request: Request, error: AntiphonError) -> Response:
-        return api_error(error).response()
+        return api_error(error).response(request.headers)
 
     @app.exception_handler(RequestValidationError)
     async def _invalid(request: Request, error: RequestValidationError) -> Response:
         kind = request.headers.get("content-type", "").partition(";")[0]
-        return _validation(error, kind.strip()).response()
+        return _validation(error, kind.strip()).response(request.headers)
 
     @app.exception_handler(Exception)
     async def _defect(request: Request, error: Exception) -> Response:
         # Starlette raises it again behind this answer, so that it is logged with its traceback.
-        return ApiError(500, f"unexpected {type(error).__name__}", code="internal").response()
+        answer = ApiError(500, f"unexpected {type(error).__name__}", code="internal")
+        return answer.response(request.headers)
 
     @app.exception_handler(HTTPException)
     async def _http(request: Request, error: HTTPException) -> Response:
         answer = ApiError(error.status_code, f"{error.detail}: {request.method} {request.url.path}")
-        response = answer.response()
+        response = answer.response(request.headers)
         response.headers.update(error.headers or {})
         return response
 
@@ -144,6 +159,12 @@ def _validation(error: RequestValidationError, kind: str) -> ApiError:
             f"the body is of type {kind or 'nothing'}; send JSON with content-type:"
             " application/json",
             code="invalid_content_type",
+        )
+    if first["type"] == "json_invalid":
+        reason = first.get("ctx", {}).get("error", "it cannot be read")
+        at = first["loc"][-1]
+        return ApiError(
+            400, f"the body is no JSON: {reason} at character {at}", code="invalid_json"
         )
     place = ".".join(str(part) for part in first["loc"] if part not in ("body", "query", "header"))
     reason = str(first["msg"])

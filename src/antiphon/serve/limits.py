@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from antiphon.serve import page
+from antiphon.serve.bodies import BoundedBody
 from antiphon.serve.errors import ApiError
 from antiphon.serve.service import Service
+from antiphon.serve.sites import check_site
 
 OPEN_PATHS = page.PATHS | {"/health", "/version"}
 """May be asked for without a key, and whatever the load: the page, and what supervisors ask."""
@@ -26,7 +27,7 @@ _CLOSE_POLICY = 1008  # RFC 6455, policy violation
 
 
 class Limits:
-    """The gate of the server: origin, key, number of calls, size and time of bodies."""
+    """The gate of the server: sites, key, number of calls, bodies, slow readers."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app
@@ -39,14 +40,13 @@ class Limits:
         patience = Patience(send, self._service.settings.write_timeout_s)
         answer = patience.send
         try:
-            self._check_origin(scope)
+            check_site(Headers(scope=scope), self._service.settings)
             self._check_key(scope)
             if scope["path"] in _UNCOUNTED:
                 await self._app(scope, receive, answer)
                 return
             async with self._service.call():
-                inner = self._bounded(scope, receive) if scope["type"] == "http" else receive
-                await self._app(scope, inner, answer)
+                await self._call(scope, receive, answer)
         except ApiError as error:
             if patience.began:
                 raise  # the answer is under way: nothing can be said any more
@@ -59,19 +59,15 @@ class Limits:
         finally:
             patience.close()
 
-    def _check_origin(self, scope: Scope) -> None:
-        """A page of another site must not use a server that its reader's machine can reach."""
-        headers = Headers(scope=scope)
-        origin = headers.get("origin")
-        allowed = self._service.settings.allow_origins
-        if origin is None or "*" in allowed or origin in allowed:
+    async def _call(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await self._app(scope, receive, send)
             return
-        if (host := _host_of(origin)) is None or host != headers.get("host"):
-            raise ApiError(
-                403,
-                f"pages of {origin[:256]} may not call this server; start it with --allow-origin",
-                code="origin_not_allowed",
-            )
+        body = BoundedBody(receive, Headers(scope=scope), self._service.bodies)
+        try:
+            await self._app(scope, body, send)
+        finally:
+            body.close()
 
     def _check_key(self, scope: Scope) -> None:
         key = self._service.settings.api_key
@@ -84,33 +80,6 @@ class Limits:
                 "the API key is wrong or missing; give it as Authorization: Bearer KEY",
                 code="invalid_api_key",
             )
-
-    def _bounded(self, scope: Scope, receive: Receive) -> Receive:
-        """`receive` that raises ApiError for a body that is too large or too slow."""
-        settings = self._service.settings
-        limit, headers = settings.max_body_bytes, Headers(scope=scope)
-        announced = headers.get("content-length", "")
-        if announced.isascii() and announced.isdigit() and int(announced) > limit:
-            raise _too_large(limit)
-        due = asyncio.get_running_loop().time() + settings.body_timeout_s
-        received, whole = 0, False
-
-        async def bounded() -> Message:
-            nonlocal received, whole
-            if whole:
-                return await receive()  # waits for the caller to go away
-            try:
-                async with asyncio.timeout_at(due):
-                    message = await receive()
-            except TimeoutError:
-                raise ApiError(408, "the body came too slowly", code="body_timeout") from None
-            received += len(message.get("body", b""))
-            if received > limit:
-                raise _too_large(limit)
-            whole = not message.get("more_body", False)
-            return message
-
-        return bounded
 
 
 class Patience:
@@ -156,14 +125,6 @@ class Patience:
             self._timer = self._loop.call_later(self._timeout_s - waited, self._look)
 
 
-def _host_of(origin: str) -> str | None:
-    """Host and port of an origin; None for what is none."""
-    try:
-        return urlsplit(origin).netloc
-    except ValueError:
-        return None
-
-
 def _keys(scope: Scope) -> list[bytes]:
     """What the caller gives as its key."""
     headers = Headers(scope=scope)
@@ -178,16 +139,12 @@ def _keys(scope: Scope) -> list[bytes]:
     return [key.encode("latin-1", "replace") for key in found]  # the bytes that came
 
 
-def _too_large(limit: int) -> ApiError:
-    return ApiError(413, f"the body is larger than {limit} bytes", code="body_too_large")
-
-
 async def _refuse(scope: Scope, receive: Receive, send: Send, error: ApiError) -> None:
     if scope["type"] == "http":
-        await error.response()(scope, receive, send)
+        await error.response(Headers(scope=scope))(scope, receive, send)
         return
     if "websocket.http.response" in scope.get("extensions", {}):
-        response = error.response()
+        response = error.response(Headers(scope=scope))
         await send(
             {
                 "type": "websocket.http.response.start",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import resource
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -14,7 +16,7 @@ from fastapi import FastAPI
 
 from antiphon.errors import SettingError
 from antiphon.serve.app import create_app
-from antiphon.serve.connection import Connection
+from antiphon.serve.connection import Closings, Connection
 from antiphon.serve.service import Service
 from antiphon.serve.settings import ServeSettings
 
@@ -22,6 +24,7 @@ STOPPING = (signal.SIGINT, signal.SIGTERM)
 _KEEP_ALIVE_S = 5
 _CLOSE_S = 3  # for connections after the last call
 _BACKLOG = 1024
+_OTHER_FILES = 256
 
 Say = Callable[[str], None]  # one line for whoever has started the server
 
@@ -29,9 +32,19 @@ Say = Callable[[str], None]  # one line for whoever has started the server
 class _Server(uvicorn.Server):
     """Signals are not its business: a stop drains first."""
 
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._closings = Closings()
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def on_tick(self, counter: int) -> bool:
+        """Ten times a second."""
+        if counter % 10 == 0:
+            self._closings.look(self.server_state.connections)
+        return await super().on_tick(counter)
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -49,6 +62,16 @@ def bind(host: str, port: int) -> socket.socket:
             f"cannot listen on {host} port {port}: {reason}; choose others with --host and --port"
         ) from error
     return found
+
+
+def allow_sockets(count: int) -> None:
+    """Raise this process's limit of open files for so many sockets, as far as the system lets it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count + _OTHER_FILES
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def url_of(listening: socket.socket) -> str:
@@ -70,6 +93,7 @@ async def serve(
     The socket answers from the start on: `/health` says "starting" until every stage is ready.
     `loading` is open meanwhile. Raises what keeps the pipeline from starting.
     """
+    allow_sockets(service.settings.most_sockets)
     stop, hurry = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -96,17 +120,22 @@ async def _serve(
 ) -> None:
     try:
         with loading:
-            if not await _started(service, stop):
-                return
+            await _start(service, stop)
         say("ready")
         await stop.wait()
         await _drain(service, hurry, say)
+    except _Stopped:
+        pass
     finally:
         await service.close()
 
 
-async def _started(service: Service, stop: asyncio.Event) -> bool:
-    """Whether the pipeline serves; false if it was to stop meanwhile."""
+class _Stopped(Exception):
+    """It was to stop while it started."""
+
+
+async def _start(service: Service, stop: asyncio.Event) -> None:
+    """Return when the pipeline serves. Raises _Stopped, and what keeps it from starting."""
     starting = asyncio.ensure_future(service.start())
     stopping = asyncio.ensure_future(stop.wait())
     await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -116,8 +145,9 @@ async def _started(service: Service, stop: asyncio.Event) -> bool:
     try:
         await starting
     except asyncio.CancelledError:
-        return False
-    return not stop.is_set()
+        raise _Stopped from None
+    if stop.is_set():
+        raise _Stopped
 
 
 async def _drain(service: Service, hurry: asyncio.Event, say: Say) -> None:
@@ -140,7 +170,7 @@ async def listening_on(
     """uvicorn on this socket, from the first line to the last."""
     config = uvicorn.Config(
         app,
-        http=Connection,
+        http=functools.partial(Connection, max_sockets=settings.most_sockets),  # type: ignore[arg-type]
         log_config=None,
         access_log=False,
         lifespan="off",

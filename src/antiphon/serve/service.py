@@ -9,10 +9,10 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from antiphon.errors import AntiphonError
 from antiphon.observe.metrics import Metrics
 from antiphon.observe.timelines import Timelines
 from antiphon.orchestrator.omni import AsyncOmni
+from antiphon.serve.bodies import BodyBudget
 from antiphon.serve.errors import RETRY_AFTER_S, ApiError
 from antiphon.serve.settings import ServeSettings
 
@@ -34,6 +34,7 @@ class Service:
         self.settings = settings
         self.phase = ServerPhase.STARTING
         self.started_unix_s = int(time.time())
+        self.bodies = BodyBudget(settings)
         self.timelines = Timelines()
         self.draining = asyncio.Event()  # for calls that would never end by themselves
         self._open = 0  # calls that are being answered
@@ -77,6 +78,7 @@ class Service:
         Raises ApiError if there are as many as may be.
         """
         if self._open >= self.settings.max_connections:
+            self.metrics.refused("too_many_connections")
             raise ApiError(
                 503,
                 f"{self._open} calls are open, which is as many as may be; try again later",
@@ -99,6 +101,7 @@ class Service:
     def require_serving(self) -> None:
         """Raise ApiError 503 unless requests are taken."""
         if self.phase is not ServerPhase.SERVING:
+            self.metrics.refused(f"server_{self.phase}")
             raise ApiError(
                 503,
                 f"the server is {self.phase}; try again later",
@@ -124,26 +127,26 @@ class Service:
             )
 
     def health(self) -> tuple[bool, dict[str, object]]:
-        """Whether everything serves, and the state of each stage and replica."""
+        """Whether everything serves, and the state of each stage and replica.
+
+        A pipeline that sleeps is well: calls wait until it is woken.
+        """
         stages = {}
-        whole = self.phase is ServerPhase.SERVING
         for name, state in self.omni.stage_states.items():
             replica: dict[str, object] = {"id": 0, "state": state.state}
             if state.why is not None:
                 replica["reason"] = state.why
             stages[name] = {"state": state.state, "replicas": [replica]}
-            whole &= state.state == "ready"
+        states = {state.state for state in self.omni.stage_states.values()}
+        whole = self.phase is ServerPhase.SERVING and states <= {"ready", "asleep"}
         status = "ok" if whole else "degraded"
         if self.phase is not ServerPhase.SERVING:
             status = str(self.phase)
+        elif whole and "asleep" in states:
+            status = "sleeping"
         return whole, {"status": status, "model": self.model, "stages": stages}
 
 
 def new_id(prefix: str) -> str:
     """An id for an answer; nothing of the caller's is in it."""
     return f"{prefix}-{secrets.token_hex(12)}"
-
-
-def message_of(error: AntiphonError) -> str:
-    """One line."""
-    return " ".join(str(error).split())

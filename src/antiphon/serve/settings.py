@@ -43,3 +43,11 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
     default_deadline_s: float | None = None
     """Of calls that give none themselves; None is no deadline."""
     realtime: RealtimeSettings = RealtimeSettings()
+    max_sockets: int | None = None
+    """Connections that may be open at a time, with calls or without; None is twice as many as
+    calls, and 64."""
+
+    @property
+    def most_sockets(self) -> int:
+        """`max_sockets`, or what calls need and then some: clients keep connections open."""
+        return self.max_sockets or 2 * self.max_connections + 64

@@ -6,7 +6,7 @@ import base64
 import contextlib
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -14,19 +14,19 @@ from msgspec import UNSET, UnsetType
 from pydantic import Field
 from starlette.responses import Response
 
-from antiphon.errors import AntiphonError, StageError
+from antiphon.errors import StageError
 from antiphon.orchestrator.api import AudioChunk, Finished, OmniRequest, Reply
 from antiphon.pipeline.topology import Entry
-from antiphon.serve.calls import REQUEST_ID, call_id, deadline_s, trace_headers, until_disconnect
+from antiphon.serve.answers import Tokens, begun, cut_off, events_of, responses
+from antiphon.serve.calls import call_id, deadline_s, trace_headers, until_disconnect
 from antiphon.serve.chat_output import Extra, extra
-from antiphon.serve.chat_protocol import VoiceId
 from antiphon.serve.endpoints import entry_for
-from antiphon.serve.errors import ABORTED, ApiError
+from antiphon.serve.errors import REQUEST_ID, wrong
 from antiphon.serve.service import Service
 from antiphon.serve.sound_out import Encoder, feed, finish, make_encoder
 from antiphon.serve.sse import MEDIA_TYPE, error_event, event
-from antiphon.serve.streamed import CutOffError, Streamed
-from antiphon.serve.strict import Body, Name, Parameter, Text
+from antiphon.serve.streamed import Streamed
+from antiphon.serve.strict import Extended, Text, Voiced
 from antiphon.serve.voices import voice_params
 
 ENTRY = "speech"
@@ -36,40 +36,21 @@ INSTRUCT = ("instructions", "instruct")
 Format = Literal["mp3", "opus", "aac", "flac", "wav", "pcm"]
 
 
-class SpeechRequest(Body):
+class SpeechRequest(Voiced, Extended):
     """A text to be spoken."""
 
     model: Annotated[str, Field(max_length=256)]
     input: Text
-    voice: Name | VoiceId | None = None
     response_format: Format = "mp3"
     speed: Annotated[float, Field(ge=0.25, le=4)] = 1.0
     instructions: Text | None = None
     stream_format: Literal["audio", "sse"] = "audio"
 
-    # Extensions.
-    sampling: dict[Name, dict[Name, Any]] = Field(
-        default={}, description="Sampling parameters by stage."
-    )
-    params: dict[Name, Parameter] = Field(
-        default={}, description="What the pipeline's models are told, such as the language."
-    )
+    # An extension, as those of `Extended`.
     timeline: bool = Field(
         default=False,
         description="Whether the last event tells when what happened; with sse alone.",
     )
-
-    @property
-    def voice_name(self) -> str | None:
-        return self.voice.id if isinstance(self.voice, VoiceId) else self.voice
-
-
-class SpeechUsage(msgspec.Struct, frozen=True):
-    """Tokens of the stage that the text enters at."""
-
-    input_tokens: int
-    output_tokens: int
-    total_tokens: int
 
 
 class AudioDelta(msgspec.Struct, frozen=True):
@@ -82,22 +63,14 @@ class AudioDelta(msgspec.Struct, frozen=True):
 class AudioDone(msgspec.Struct, frozen=True):
     """The file is whole."""
 
-    usage: SpeechUsage
+    usage: Tokens  # of the stage that the text enters at
     antiphon: Extra | UnsetType = UNSET
     type: str = "speech.audio.done"
 
 
-_RESPONSES: dict[int | str, dict[str, Any]] = {
-    200: {
-        "description": "The sound in chunks, as it is made; with `sse` as events.",
-        "content": {"audio/*": {}, MEDIA_TYPE: {}},
-    },
-    404: {"description": "The model is not served here."},
-    429: {"description": "As many requests wait as may."},
-    ABORTED: {"description": "The call was ended by `/admin/abort`."},
-    503: {"description": "The server does not serve (yet, or any more)."},
-    504: {"description": "The call's deadline has passed."},
-}
+_RESPONSES = responses(
+    "The sound in chunks, as it is made; with `sse` as events.", "audio/*", MEDIA_TYPE
+)
 
 
 def speech_router(service: Service) -> APIRouter:
@@ -140,16 +113,16 @@ def _check(body: SpeechRequest, max_chars: int) -> None:
     """Raise ApiError for what no pipeline can do."""
     if body.speed != 1:
         reason = "is not 1; other speeds are not supported: leave it out"
-        raise _wrong("speed", reason, "unsupported_parameter")
+        raise wrong("speed", reason, "unsupported_parameter")
     if len(body.input) > max_chars:
         reason = f"has {len(body.input)} characters; give at most {max_chars}"
-        raise _wrong("input", reason, "input_too_long")
+        raise wrong("input", reason, "input_too_long")
     if body.timeline and body.stream_format == "audio":
         reason = (
             'goes with stream_format "sse"; or ask for /v1/antiphon/traces/ID afterwards, with the'
             f" {REQUEST_ID} of the answer"
         )
-        raise _wrong("timeline", reason)
+        raise wrong("timeline", reason)
 
 
 def _params(body: SpeechRequest, entry: Entry) -> dict[str, str]:
@@ -159,13 +132,9 @@ def _params(body: SpeechRequest, entry: Entry) -> dict[str, str]:
         name = next((name for name in INSTRUCT if name in entry.params), None)
         if name is None:
             reason = "is not supported: this pipeline's voice takes none; leave it out"
-            raise _wrong("instructions", reason, "unsupported_parameter")
+            raise wrong("instructions", reason, "unsupported_parameter")
         params[name] = body.instructions
     return params
-
-
-def _wrong(name: str, reason: str, code: str = "invalid_parameter") -> ApiError:
-    return ApiError(400, f"{name} {reason}", code=code, param=name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,61 +146,48 @@ class Speech:
     encoder: Encoder
     timeline: bool
 
-    async def file(self) -> AsyncGenerator[bytes]:
+    def file(self) -> AsyncGenerator[bytes]:
         """The file's bytes, as they are ready; the first are there with the first sound.
 
         Raises what the request fails with, ApiError if it is aborted; later CutOffError.
         """
-        begun = False
-        try:
-            async with contextlib.aclosing(self._parts()) as parts:
-                async for part in parts:
-                    if isinstance(part, bytes):
-                        yield part
-                        begun = True
-        except (AntiphonError, ApiError) as error:
-            if not begun:
-                raise
-            raise CutOffError from error
+        return begun(self._file(), cut_off)
 
-    async def events(self) -> AsyncGenerator[bytes]:
+    def events(self) -> AsyncGenerator[bytes]:
         """The same as OpenAI's events. Raises as `file`; a later failure is the last event."""
-        begun = False
-        try:
-            async with contextlib.aclosing(self._parts()) as parts:
-                async for part in parts:
-                    if isinstance(part, Reply):
-                        yield event(msgspec.json.encode(self._done(part)))
-                    elif part or not begun:
-                        delta = AudioDelta(base64.b64encode(part).decode())
-                        yield event(msgspec.json.encode(delta))
-                        begun = True
-        except (AntiphonError, ApiError) as error:
-            if not begun:
-                raise
-            yield error_event(error)
+        return begun(self._events(), error_event)
+
+    async def _file(self) -> AsyncGenerator[bytes]:
+        async with contextlib.aclosing(self._parts()) as parts:
+            async for part in parts:
+                if isinstance(part, bytes):
+                    yield part
+
+    async def _events(self) -> AsyncGenerator[bytes]:
+        first = True  # is sent even without a byte: an encoder may hold its first sound back
+        async with contextlib.aclosing(self._parts()) as parts:
+            async for part in parts:
+                if isinstance(part, Reply):
+                    yield event(msgspec.json.encode(self._done(part)))
+                elif part or first:
+                    delta = AudioDelta(base64.b64encode(part).decode())
+                    yield event(msgspec.json.encode(delta))
+                    first = False
 
     async def _parts(self) -> AsyncGenerator[bytes | Reply]:
         """Encoded sound, and the reply at its end. Raises what the request fails with."""
         heard = False
-        async with contextlib.aclosing(self.service.omni.stream(self.request)) as events:
+        async with contextlib.aclosing(events_of(self.service, self.request)) as events:
             async for event_ in events:
                 match event_:
                     case AudioChunk(samples):
                         heard = True
                         yield await feed(self.encoder, samples)
                     case Finished(reply):
-                        if reply.finish_reason == "abort":
-                            raise ApiError(
-                                ABORTED, "the call was ended by an abort", code="request_aborted"
-                            )
                         if not heard:
                             raise StageError("no sound came of this text; try another")
                         yield await finish(self.encoder)
                         yield reply
 
     def _done(self, reply: Reply) -> AudioDone:
-        tokens = (reply.usage.prompt_tokens, reply.usage.completion_tokens)
-        return AudioDone(
-            SpeechUsage(*tokens, sum(tokens)), extra(reply) if self.timeline else UNSET
-        )
+        return AudioDone(Tokens.of(reply.usage), extra(reply) if self.timeline else UNSET)

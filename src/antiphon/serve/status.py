@@ -15,6 +15,7 @@ def status_router(service: Service) -> APIRouter:
     """`/health`, `/version`, `/v1/models`."""
     router = APIRouter()
 
+    @router.head("/health", include_in_schema=False)
     @router.get("/health", tags=["server"], responses={503: {"description": "Not all serves"}})
     async def health() -> JSONResponse:
         """200 while every replica of every stage serves, else 503; which ones do is in the body."""
@@ -46,10 +47,11 @@ def _card(service: Service) -> dict[str, Any]:
     entries = {
         entry.name: {
             "inputs": list(entry.inputs),
-            "outputs": list(topology.outputs_from(entry.name)),
+            "outputs": outputs,
             "params": list(entry.params),
         }
         for entry in topology.entries
+        if (outputs := _outputs(service, entry.name))
     }
     return {
         "id": service.model,
@@ -71,3 +73,16 @@ def _card(service: Service) -> dict[str, Any]:
             ],
         },
     }
+
+
+def _outputs(service: Service, entry: str) -> list[str]:
+    """What the entry gives with the stages that were to start; before that is known, all."""
+    topology, started = service.omni.topology, service.omni.stage_states
+    possible = topology.outputs_from(entry)
+    if not started:
+        return list(possible)
+    return [
+        output
+        for output in possible
+        if all(stage.name in started for stage in topology.path_from(entry, [output]))
+    ]

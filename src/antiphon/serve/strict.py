@@ -17,7 +17,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from antiphon.pipeline.suggest import did_you_mean
-from antiphon.serve.errors import ApiError
+from antiphon.serve.errors import ApiError, wrong
 
 _SHOWN = 64  # characters of a caller's name that an error repeats
 MAX_ENTRIES = 4096
@@ -69,6 +69,34 @@ class Body(BaseModel):
         return given
 
 
+class VoiceId(Body):
+    """A voice of the caller's own, at OpenAI."""
+
+    id: Name
+
+
+class Voiced(Body):
+    """Names who speaks."""
+
+    voice: Name | VoiceId | None = None
+
+    @property
+    def voice_name(self) -> str | None:
+        return self.voice.id if isinstance(self.voice, VoiceId) else self.voice
+
+
+class Extended(Body):
+    """Has our extensions of OpenAI's calls."""
+
+    sampling: dict[Name, dict[Name, Any]] = Field(
+        default={}, description="Sampling parameters by stage; they go before OpenAI's fields."
+    )
+    params: dict[Name, Parameter] = Field(
+        default={},
+        description="What the pipeline's models are told, such as the speaker or the language.",
+    )
+
+
 def check_entries(value: object, name: str) -> None:
     """Raise ApiError for a list or an object with more in it, objects in it included, than anybody
     needs.
@@ -84,9 +112,4 @@ def check_entries(value: object, name: str) -> None:
 def check_count(count: int, name: str) -> None:
     """Raise ApiError for more than `MAX_ENTRIES`."""
     if count > MAX_ENTRIES:
-        raise ApiError(
-            400,
-            f"{name} has {count} entries; give at most {MAX_ENTRIES}",
-            code="invalid_parameter",
-            param=name,
-        )
+        raise wrong(name, f"has {count} entries; give at most {MAX_ENTRIES}")

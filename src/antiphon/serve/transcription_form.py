@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from antiphon.pipeline.suggest import did_you_mean
-from antiphon.serve.errors import ApiError
+from antiphon.serve.errors import ApiError, wrong
 from antiphon.serve.strict import Body
 
 _FILE = "file"
@@ -47,14 +47,12 @@ class TranscriptionForm(Body):
         """Raises ApiError."""
         given = self.response_format
         if given in _WITHOUT_TIMES:
-            raise _wrong(
+            raise wrong(
                 "response_format",
                 f"{given} has times, which this server does not know: ask for json or text",
             )
         if given not in _FORMATS:
-            raise _wrong(
-                "response_format", f"is {given[:64]!r}{did_you_mean(given[:64], _FORMATS)}"
-            )
+            raise wrong("response_format", f"is {given[:64]!r}{did_you_mean(given[:64], _FORMATS)}")
         return self
 
 
@@ -93,11 +91,11 @@ async def read_form(request: Request) -> tuple[TranscriptionForm, bytes]:
         if key == _FILE:
             continue
         if not isinstance(value, str):
-            raise _wrong(name[:64], "is a file; the sound alone is one, as the field file")
+            raise wrong(name[:64], "is a file; the sound alone is one, as the field file")
         if name in _UNSUPPORTED:
             _refuse(name, value)
         elif name in fields:
-            raise _wrong(name[:64], "is given twice; give it once")
+            raise wrong(name[:64], "is given twice; give it once")
         else:
             fields[name] = value
     try:
@@ -105,7 +103,7 @@ async def read_form(request: Request) -> tuple[TranscriptionForm, bytes]:
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
-        raise _wrong(name, f"is not right: {first['msg']}") from None
+        raise wrong(name, f"is not right: {first['msg']}") from None
 
 
 async def _form(request: Request) -> FormData:
@@ -130,22 +128,13 @@ async def _form(request: Request) -> FormData:
 async def _file(form: FormData) -> bytes:
     file = form.get(_FILE)
     if file is None:
-        raise _wrong(_FILE, "is missing; send the sound as a file")
+        raise wrong(_FILE, "is missing; send the sound as a file")
     if not isinstance(file, UploadFile):
-        raise _wrong(_FILE, "is text; send the sound as a file, with a file name")
+        raise wrong(_FILE, "is text; send the sound as a file, with a file name")
     return await file.read()
 
 
 def _refuse(name: str, value: str) -> None:
     """Raise ApiError unless the value asks for nothing."""
     if value not in _UNSUPPORTED[name]:
-        raise ApiError(
-            400,
-            f"{name} is not supported; leave it out",
-            code="unsupported_parameter",
-            param=name,
-        )
-
-
-def _wrong(name: str, reason: str) -> ApiError:
-    return ApiError(400, f"{name} {reason}", code="invalid_parameter", param=name)
+        raise wrong(name, "is not supported; leave it out", "unsupported_parameter")

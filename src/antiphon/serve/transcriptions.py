@@ -5,21 +5,22 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from antiphon.core.options import Scalar
-from antiphon.errors import AntiphonError, CallerError, ShutdownError
-from antiphon.orchestrator.api import Finished, OmniRequest, Reply, TextDelta
+from antiphon.errors import CallerError
+from antiphon.orchestrator.api import Finished, OmniRequest, TextDelta
 from antiphon.pipeline.audio import AudioClip
 from antiphon.pipeline.topology import Entry, Topology
 from antiphon.serve import sound_in
-from antiphon.serve.calls import REQUEST_ID, call_id, deadline_s, trace_headers, until_disconnect
+from antiphon.serve.answers import Tokens, begun, events_of, reply_to, responses
+from antiphon.serve.calls import call_id, deadline_s, trace_headers, until_disconnect
 from antiphon.serve.endpoints import entry_for
-from antiphon.serve.errors import ABORTED, ApiError, api_error
+from antiphon.serve.errors import REQUEST_ID, api_error, wrong
 from antiphon.serve.service import Service
 from antiphon.serve.sse import MEDIA_TYPE, error_event, event
 from antiphon.serve.streamed import Streamed
@@ -35,12 +36,9 @@ class Duration(msgspec.Struct, frozen=True):
     type: Literal["duration"] = "duration"
 
 
-class Tokens(msgspec.Struct, frozen=True):
+class HeardTokens(Tokens, frozen=True):
     """Of the stage that hears."""
 
-    input_tokens: int
-    output_tokens: int
-    total_tokens: int
     type: Literal["tokens"] = "tokens"
 
 
@@ -62,21 +60,16 @@ class Done(msgspec.Struct, frozen=True):
     """The end of the text: all of it."""
 
     text: str
-    usage: Tokens
+    usage: HeardTokens
     type: Literal["transcript.text.done"] = "transcript.text.done"
 
 
-_RESPONSES: dict[int | str, dict[str, Any]] = {
-    200: {
-        "description": "The text: an object, or alone, or with `stream` as events.",
-        "content": {"application/json": {}, "text/plain": {}, MEDIA_TYPE: {}},
-    },
-    404: {"description": "The model is not served here."},
-    429: {"description": "As many requests wait as may."},
-    ABORTED: {"description": "The call was ended by `/admin/abort`."},
-    503: {"description": "The server does not serve (yet, or any more)."},
-    504: {"description": "The call's deadline has passed."},
-}
+_RESPONSES = responses(
+    "The text: an object, or alone, or with `stream` as events.",
+    "application/json",
+    "text/plain",
+    MEDIA_TYPE,
+)
 
 
 def transcription_router(service: Service) -> APIRouter:
@@ -139,12 +132,8 @@ def _params(form: TranscriptionForm, entry: Entry) -> dict[str, Scalar]:
     params: dict[str, Scalar] = {name: value for name, value in given.items() if value}
     for name in params:
         if name not in entry.params:
-            raise ApiError(
-                400,
-                f"{name} is not supported: what hears in this pipeline takes none; leave it out",
-                code="unsupported_parameter",
-                param=name,
-            )
+            reason = "is not supported: what hears in this pipeline takes none; leave it out"
+            raise wrong(name, reason, "unsupported_parameter")
     return params
 
 
@@ -168,44 +157,21 @@ class Heard:
 
     async def text(self) -> str:
         """The whole text. Raises what the request fails with, ApiError if it is aborted."""
-        async with contextlib.aclosing(self._events()) as events:
-            async for event_ in events:
-                if isinstance(event_, Reply):
-                    return event_.text
-        raise ShutdownError("the request's stream ended without an outcome")
+        return (await reply_to(self.service, self.request)).text
 
-    async def events(self) -> AsyncGenerator[bytes]:
+    def events(self) -> AsyncGenerator[bytes]:
         """OpenAI's events. Closing it ends the request on every stage.
 
         Raises as `text` if nothing has come by then; a later failure is the last event.
         """
-        begun = False
-        try:
-            async with contextlib.aclosing(self._events()) as events:
-                async for event_ in events:
-                    yield event(msgspec.json.encode(_shown(event_)))
-                    begun = True
-        except (AntiphonError, ApiError) as error:
-            if not begun:
-                raise
-            yield error_event(error)
+        return begun(self._events(), error_event)
 
-    async def _events(self) -> AsyncGenerator[TextDelta | Reply]:
-        async with contextlib.aclosing(self.service.omni.stream(self.request)) as events:
+    async def _events(self) -> AsyncGenerator[bytes]:
+        async with contextlib.aclosing(events_of(self.service, self.request)) as events:
             async for event_ in events:
                 match event_:
-                    case TextDelta():
-                        yield event_
+                    case TextDelta(text):
+                        yield event(msgspec.json.encode(Delta(text)))
                     case Finished(reply):
-                        if reply.finish_reason == "abort":
-                            raise ApiError(
-                                ABORTED, "the call was ended by an abort", code="request_aborted"
-                            )
-                        yield reply
-
-
-def _shown(part: TextDelta | Reply) -> Delta | Done:
-    if isinstance(part, TextDelta):
-        return Delta(part.text)
-    tokens = (part.usage.prompt_tokens, part.usage.completion_tokens)
-    return Done(part.text, Tokens(*tokens, sum(tokens)))
+                        done = Done(reply.text, HeardTokens.of(reply.usage))
+                        yield event(msgspec.json.encode(done))

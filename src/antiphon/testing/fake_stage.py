@@ -100,6 +100,7 @@ class FakeStage(StageClient):
         self.pending_aborts: list[Abort] = []
         self.pending_interrupts: list[Interrupt] = []
         self.on_command: Callable[[Command], object] = lambda command: None  # told of each one
+        self.bytes_freed = 0  # what sleep gives back
         self.gone = False
         self._on_event = on_event
         self._on_gone = on_gone
@@ -127,15 +128,10 @@ class FakeStage(StageClient):
             case Interrupt():
                 self.pending_interrupts.append(command)
                 self._by_itself(self.interrupt)
-            case Sleep() | Wake():
-                self._soon(self.emit, Acknowledged(command.token))
-            case Inspect():
-                self._soon(self.emit, self._inspection(command.token))
-            case Measure():
-                gate = Gate(time.monotonic).statistics()
-                self._by_itself(self.emit, Measured(command.token, 0, gate))
             case Stop():
                 self.stop(0)
+            case question:
+                self._answer_question(question)
         self.on_command(command)
 
     def stop(self, timeout_s: float) -> None:
@@ -341,6 +337,17 @@ class FakeStage(StageClient):
             self.finish(uid)
         else:
             self.end_segment(uid)
+
+    def _answer_question(self, question: Sleep | Wake | Inspect | Measure) -> None:
+        match question:
+            case Sleep() | Wake():
+                freed = self.bytes_freed if isinstance(question, Sleep) else 0
+                self._soon(self.emit, Acknowledged(question.token, freed))
+            case Inspect():
+                self._soon(self.emit, self._inspection(question.token))
+            case Measure():
+                gate = Gate(time.monotonic).statistics()
+                self._by_itself(self.emit, Measured(question.token, 0, gate))
 
     def _inspection(self, token: int) -> Inspection:
         return Inspection(

@@ -24,6 +24,9 @@ and EOS.
 
 MAX_WORDS = NUM_MARKS
 
+MAX_HYPHENS = 6
+"""Of a word that is read as one."""
+
 
 def prompts(text: str) -> list[list[int]]:
     """Prompts that speak `text` in order; none if it holds nothing that can be spoken."""
@@ -49,6 +52,7 @@ def phoneme_ids(text: str) -> list[int]:
     `text` must be normalised: the library cannot read numbers of more than 66 digits.
     """
     table = _table()
+    text = " ".join(_short(word) for word in text.split(" "))
     try:
         spoken = _g2p()(text)
     except ValueError:  # the library takes "¹" beside a sign for a number that int() can read
@@ -87,6 +91,11 @@ def _words(ids: Sequence[int]) -> Iterator[list[int]]:
             word = []
     if word:
         yield word
+
+
+def _short(word: str) -> str:
+    """A word of many parts as so many words: the library's time grows with their square."""
+    return word.replace("-", " ") if word.count("-") > MAX_HYPHENS else word
 
 
 def _plain_digit(char: str) -> str:

@@ -43,6 +43,15 @@ export class Api {
     return { id: answer.headers.get("x-request-id"), pieces: piecesOf(answer.body) };
   }
 
+  /** What the bytes of a WAV file say. */
+  async transcription(model, wav) {
+    const form = new FormData();
+    form.append("model", model);
+    form.append("file", new Blob([wav], { type: "audio/wav" }), "question.wav");
+    const answer = await this.#call("/v1/audio/transcriptions", { method: "POST", body: form });
+    return (await answer.json()).text;
+  }
+
   /** The timeline of a request that has ended; null if the server keeps none. */
   async timeline(id) {
     const { data } = await (await this.#call("/v1/antiphon/traces?limit=32", {})).json();

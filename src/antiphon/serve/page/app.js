@@ -1,20 +1,22 @@
 // The playground: puts the parts together.
 
 import { Api, Problem } from "./api.js";
-import { chat, chatBody, speak, speechBody, timelineOf } from "./ask.js";
+import { chat, chatBody, speak, speechBody, timelineOf, writeDown } from "./ask.js";
 import { Composer } from "./composer.js";
 import { Answer, Conversation, Question } from "./conversation.js";
 import { announce, byId } from "./dom.js";
 import { Player } from "./player.js";
 import { abilities, Watch } from "./server.js";
 import { apiKey, askForKey, Settings } from "./settings.js";
-import { AnswerTurn, questionTurn } from "./turns.js";
+import { AnswerTurn, questionTurn, showHeard } from "./turns.js";
 import { explain } from "./words.js";
 
 const PICTURES =
   "This pipeline answers with pictures, which OpenAI's chat protocol does not carry. " +
   "Use it from Python: Omni(…).chat(…).";
 const NO_KEY = "Without a key this server answers nothing. Load the page again to give one.";
+const READ = "Ask, and read the answer while it is being made.";
+const SLOW_MS = 3000; // of waiting for a beginning, until the server is asked how it is
 const NOTHING = "This pipeline has neither a conversation nor speech that this page could offer.";
 
 const api = new Api(apiKey);
@@ -61,6 +63,7 @@ async function meet() {
   can = abilities(card);
   byId("model").textContent = card.id;
   byId("description").textContent = card.antiphon.description;
+  if (!can.speaks && !can.hasSpeech) byId("lead").textContent = READ;
   document.title = `${card.id} · Antiphon`;
   settings.fit(can);
   composer.fit(can);
@@ -75,11 +78,12 @@ function notice(words) {
 
 // --- one round ------------------------------------------------------------------------------
 
-/** Ask or have spoken; what was under way is interrupted. */
-async function begin(kind, question) {
+/** Ask or have spoken; what was under way is interrupted. `textOnly` is for this time. */
+async function begin(kind, question, { textOnly = false } = {}) {
   interrupt();
+  latest?.turn.fold();
   player.wake(); // now, while a key press or click allows it
-  const { values } = settings;
+  const values = { ...settings.values, textOnly: textOnly || settings.values.textOnly };
   const answer = new Answer();
   answer.textOnly = kind === "chat" && (values.textOnly || !can.speaks);
   const request =
@@ -93,14 +97,19 @@ async function begin(kind, question) {
     hasWords: kind === "chat",
     onQuiet: refresh,
   });
-  const again = () => {
+  const again = (options) => {
     conversation.drop(answer);
-    return begin(kind, question);
+    return begin(kind, question, options);
   };
-  const round = { kind, request, answer, turn, again, aborter: new AbortController(), over: false };
-  show(questionTurn(question, kind), turn.node);
+  const aborter = new AbortController();
+  const round = { kind, question, request, answer, turn, again, aborter, asText: null, over: false };
+  const asked = questionTurn(question, kind);
+  show(asked, turn.node);
   [current, latest] = [round, round];
   refresh();
+  if (question.samples && can.writesDown && question.heard === null) {
+    writeDown(api, card.id, question).then(() => keepingEnd(() => showHeard(asked, question)));
+  }
   await conclude(round, await run(round));
 }
 
@@ -110,6 +119,8 @@ async function run({ kind, request, answer, turn, aborter }) {
     text: () => keepingEnd(() => turn.text()),
     sound: (samples) => keepingEnd(() => turn.sound(samples)),
   };
+  const waiting = () => answer.state === "waiting" && watch.untilWell(); // it may be asleep
+  const slow = setTimeout(waiting, SLOW_MS);
   try {
     await (kind === "chat" ? chat : speak)(api, request, aborter.signal, answer, on);
     return null;
@@ -117,6 +128,8 @@ async function run({ kind, request, answer, turn, aborter }) {
     if (aborter.signal.aborted) return null;
     if (error instanceof Problem) return error;
     throw error;
+  } finally {
+    clearTimeout(slow);
   }
 }
 
@@ -133,17 +146,26 @@ async function conclude(round, problem) {
     conversation.breakOff(answer, "failed", answer.soundS); // what has come is heard to its end
     // What broke amid an answer has the status of its beginning, 200.
     if (problem.status < 400 || problem.status >= 500) watch.untilWell();
+    if (problem.code === "stage_died") await watch.look(); // which, decides what is offered
+    if (offersText(round)) round.asText = () => again({ textOnly: true });
   } else if (answer.state !== "interrupted") {
     conversation.finish(answer);
   }
   round.over = true;
   keepingEnd(() => {
     turn.complete();
-    turn.conclude(again);
+    turn.conclude(again, round.asText);
   });
   refresh();
   announce(wordsOfEnd(answer));
   if (!answer.timeline && !problem) await addTimeline(round);
+}
+
+/** Whether the same question would be answered without sound, by stages that run. */
+function offersText({ kind, question, answer: { problem, textOnly } }) {
+  if (problem?.code !== "stage_died" || kind !== "chat" || textOnly || !can.canChoose) return false;
+  const needed = can.forText.filter((stage) => question.samples || !can.ears.includes(stage));
+  return !watch.gone.some((stage) => needed.includes(stage));
 }
 
 /** Speech, and what was broken off, bring no timeline: the server is asked for it. */
@@ -172,7 +194,7 @@ function interrupt() {
     conversation.breakOff(round.answer, "interrupted", heardS);
     current = null;
     round.aborter.abort();
-    if (round.over) round.turn.conclude(round.again); // else its end does
+    if (round.over) round.turn.conclude(round.again, round.asText); // else its end does
   }
   player.stop(); // what is heard again, too
   refresh();

@@ -1,6 +1,7 @@
 // One request: from what was asked to an answer that grows.
 
-import { bytesOfBase64, Pcm16Reader } from "./pcm.js";
+import { Problem } from "./api.js";
+import { bytesOfBase64, Pcm16Reader, RECORDING_RATE, wavOf } from "./pcm.js";
 
 // OpenAI's API asks for a voice; this is whoever speaks where nobody is named.
 const ANY_VOICE = "default";
@@ -49,6 +50,23 @@ export async function speak(api, body, signal, answer, on) {
   const reader = new Pcm16Reader();
   answer.id = id;
   for await (const bytes of pieces) hear(answer, on, reader.read(bytes));
+}
+
+/** Have a recorded question written down, once: it becomes `question.heard`. What cannot be written
+ * down now stays a recording. */
+export function writeDown(api, model, question) {
+  question.writing ??= written(api, model, question);
+  return question.writing;
+}
+
+async function written(api, model, question) {
+  try {
+    const text = await api.transcription(model, wavOf(question.samples, RECORDING_RATE));
+    question.heard = text.trim() || null;
+  } catch (error) {
+    if (!(error instanceof Problem)) throw error;
+    question.writing = null; // may be tried with the next attempt
+  }
 }
 
 function hear(answer, on, samples) {

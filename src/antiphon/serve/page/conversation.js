@@ -7,6 +7,8 @@ const USUAL_PACE = 15; // characters of speech a second, until an answer has sho
 
 /** Something the reader typed or recorded. */
 export class Question {
+  heard = null; // what a recording says, once the server has written it down
+  writing = null; // resolves when that is done
   /** `samples` at RECORDING_RATE, or null. */
   constructor(text, samples = null) {
     this.text = text;
@@ -15,6 +17,11 @@ export class Question {
 
   get seconds() {
     return this.samples ? this.samples.length / RECORDING_RATE : 0;
+  }
+
+  /** As the API has it in later turns: a recording that was written down is not sent again. */
+  get recalled() {
+    return this.heard === null ? this.message : { role: "user", content: this.heard };
   }
 
   /** As the API has it. */
@@ -79,12 +86,12 @@ export class Conversation {
    * oldest rounds if there are more recordings than a request may have. */
   messages(system, question) {
     const answered = this.#rounds.filter(([, answer]) => answer.said);
-    const recorded = answered.filter(([asked]) => asked.samples);
+    const recorded = answered.filter(([asked]) => asked.samples && asked.heard === null);
     const oldest = answered.indexOf(recorded.at(-MOST_CLIPS)); // -1 where all fit
     const rounds = recorded.length < MOST_CLIPS ? answered : answered.slice(oldest + 1);
     return [
       ...(system ? [{ role: "system", content: system }] : []),
-      ...rounds.flatMap(([asked, { said }]) => [asked.message, { role: "assistant", content: said }]),
+      ...rounds.flatMap(([asked, { said }]) => [asked.recalled, { role: "assistant", content: said }]),
       question.message,
     ];
   }

@@ -7,8 +7,8 @@ const POLL_MS = 1000; // while it is not well
 
 /** What the pipeline can do, from its card. */
 export function abilities(card) {
-  const { entries, stages } = card.antiphon;
-  const { chat, speech } = entries;
+  const { entries, stages, edges } = card.antiphon;
+  const { chat, speech, transcribe } = entries;
   const gives = (kind) => chat?.outputs.includes(kind) ?? false;
   const params = [...(chat?.params ?? []), ...(speech?.params ?? [])];
   return {
@@ -17,14 +17,30 @@ export function abilities(card) {
     hears: chat?.inputs.includes("audio") ?? false,
     speaks: gives("audio"),
     hasSpeech: Boolean(speech),
+    writesDown: Boolean(transcribe),
     canChoose: gives("text") && gives("audio"),
     takesVoice: params.includes("speaker"),
     stages: stages.map((stage) => stage.name),
+    ears: stages.filter((stage) => stage.output === "transcript").map((stage) => stage.name),
+    forText: leadingTo(
+      stages.filter((stage) => stage.output === "text").map((stage) => stage.name),
+      edges,
+    ),
   };
+}
+
+/** These stages and all that they hear from. */
+function leadingTo(names, edges) {
+  const found = new Set(names); // grows while it is gone through
+  for (const stage of found) {
+    edges.filter((edge) => edge.consumer === stage).forEach((edge) => found.add(edge.producer));
+  }
+  return [...found];
 }
 
 /** Watches `/health`, and shows it. */
 export class Watch {
+  gone = []; // stages that are not running
   #api;
   #watching = null; // resolves when everything serves
   #line = byId("health");
@@ -41,13 +57,14 @@ export class Watch {
   }
 
   async #poll() {
-    while (!(await this.#look())) {
+    while (!(await this.look())) {
       await new Promise((resolve) => setTimeout(resolve, POLL_MS));
     }
     this.#watching = null;
   }
 
-  async #look() {
+  /** Look once; whether everything serves. */
+  async look() {
     let health;
     try {
       health = await this.#api.health();
@@ -55,8 +72,9 @@ export class Watch {
       this.#show("gone", "Not reachable", {});
       return false;
     }
-    const words = { ok: "Ready", starting: "Starting", draining: "Shutting down" };
-    this.#show(health.status, words[health.status] ?? "Not everything works", health.stages ?? {});
+    const { status, stages = {} } = health;
+    this.gone = Object.keys(stages).filter((stage) => stages[stage].state === "gone");
+    this.#show(status, STATUS[status] ?? "Not everything works", stages);
     return health.status === "ok";
   }
 
@@ -69,7 +87,15 @@ export class Watch {
   }
 }
 
+const STATUS = {
+  ok: "Ready",
+  starting: "Starting",
+  draining: "Shutting down",
+  sleeping: "Sleeping",
+};
+
 const HEADLINES = {
+  sleeping: "The server sleeps; calls wait until it is woken.",
   starting: "The server is starting.",
   draining: "The server is shutting down.",
   degraded: "A part of the server is not working.",

@@ -8,6 +8,7 @@ import { bytes, count, name, seconds } from "./words.js";
 
 const STEPS = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600];
 const TICKS = 6; // at most
+const AUDIBLE_S = 0.1; // of silence; a browser's own hiccups are shorter
 
 /** The chart and its table. `order` is the pipeline's order of stages. */
 export function timelineView(timeline, order) {
@@ -33,27 +34,52 @@ export function timelineView(timeline, order) {
   );
 }
 
-/** What the listener and the reader had of it, as terms and values. */
-export function figures(timeline, underruns) {
+/** What the listener and the reader had of it, as terms and values; only what there was. `heard` is
+ * how it was played here, or null. */
+export function figures(timeline, heard) {
   const { ttft_s, ttfa_s, rtf, playback, total_s } = timeline;
-  const found = [
-    ["First text", "TTFT: from the request to the first text", seconds(ttft_s)],
-    ["First sound", "TTFA: from the request to the first sound", seconds(ttfa_s)],
-    ["Whole answer", "from the request to its end", seconds(total_s)],
-  ];
+  const found = [];
+  if (ttft_s !== null) {
+    found.push(["First text", "TTFT: from the request to the first text", seconds(ttft_s)]);
+  }
+  if (ttfa_s !== null) {
+    found.push(["First sound", "TTFA: from the request to the first sound", seconds(ttfa_s)]);
+  }
+  found.push(["Whole answer", "from the request to its end", seconds(total_s)]);
   if (rtf !== null) {
     const hint = "RTF: seconds of work for a second of sound; below 1 is faster than speech";
     found.push(["Real-time factor", hint, rtf.toFixed(2)]);
   }
   if (playback) found.push(["Continuity", "what a listener hears", continuity(playback)]);
-  if (underruns) found.push(["Heard here", "silences in this page", count(underruns, "underrun")]);
+  if (heard && wasMissed(heard, playback)) {
+    const hint = "silences in this page where sound was due";
+    const value = `${count(heard.underruns, "underrun")}, ${seconds(heard.underrunS)} of silence`;
+    const where = isGapless(playback) ? " on the way from the server" : "";
+    found.push(["Heard here", hint, value + where]);
+  }
   return el(
-    "dl",
+    "span",
     { class: "figures" },
-    ...found.map(([term, hint, value]) =>
-      el("div", { title: hint }, el("dt", {}, term), el("dd", {}, value)),
-    ),
+    ...found.flatMap(([term, hint, value]) => [
+      el(
+        "span",
+        { class: "figure", title: hint },
+        el("span", { class: "term" }, term),
+        " ",
+        el("span", { class: "value" }, value),
+      ),
+      " ",
+    ]),
   );
+}
+
+/** Whether silence here is worth a word: the server reports gaps too, or it was long enough to hear. */
+function wasMissed({ underruns, underrunS }, playback) {
+  return underruns > 0 && (!isGapless(playback) || underrunS > AUDIBLE_S);
+}
+
+function isGapless(playback) {
+  return playback?.gaps === 0;
 }
 
 function continuity({ gaps, continuous, worst_underrun_s }) {
@@ -63,11 +89,10 @@ function continuity({ gaps, continuous, worst_underrun_s }) {
 }
 
 function summary(timeline, stages) {
-  const parts = [
-    `Timeline over ${seconds(timeline.total_s)} through ${stages.map(name).join(", ")}`,
-    `first text after ${seconds(timeline.ttft_s)}`,
-    `first sound after ${seconds(timeline.ttfa_s)}`,
-  ];
+  const { total_s, ttft_s, ttfa_s } = timeline;
+  const parts = [`Timeline over ${seconds(total_s)} through ${stages.map(name).join(", ")}`];
+  if (ttft_s !== null) parts.push(`first text after ${seconds(ttft_s)}`);
+  if (ttfa_s !== null) parts.push(`first sound after ${seconds(ttfa_s)}`);
   return `${parts.join("; ")}. The table below has the same.`;
 }
 

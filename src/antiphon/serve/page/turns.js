@@ -9,7 +9,16 @@ import { clock, explain, seconds } from "./words.js";
 /** A turn that shows a question, typed or recorded. */
 export function questionTurn(question, kind) {
   const words = question.text || `Recorded question, ${seconds(question.seconds)}`;
-  return turn("question", kind === "speech" ? "To be spoken" : "You", el("p", { class: "words" }, words));
+  const said = el("p", { class: "words" }, words);
+  const node = turn("question", kind === "speech" ? "To be spoken" : "You", said);
+  showHeard(node, question);
+  return node;
+}
+
+/** Show what a recorded question says, if that is known and not seen yet. */
+export function showHeard(node, { heard }) {
+  if (heard === null || node.querySelector(".heard")) return;
+  node.querySelector(".body").append(el("p", { class: "heard" }, `Heard: ${heard}`));
 }
 
 function turn(kind, who, ...content) {
@@ -28,7 +37,8 @@ export class AnswerTurn {
   #player;
   #playback = null; // what is heard of it now
   #speech = null; // the playback of it as it came
-  #underruns = 0;
+  #way = null; // its timeline, once there is one
+  #newest = true;
   #began = performance.now();
   #firstTextS = null;
   #firstSoundS = null;
@@ -98,7 +108,6 @@ export class AnswerTurn {
   /** No more will come; what has come may still be heard. */
   complete() {
     this.#playback?.complete();
-    this.#underruns = this.#speech?.underruns ?? 0;
     this.node.setAttribute("aria-busy", "false");
     this.update();
   }
@@ -118,8 +127,15 @@ export class AnswerTurn {
     this.#showTime();
   }
 
-  /** How it ended, what it went through, what went wrong. `again` repeats it. */
-  conclude(again) {
+  /** Another answer follows: of this one's timeline its figures stay in sight. */
+  fold() {
+    this.#newest = false;
+    if (this.#way) this.#way.open = false;
+  }
+
+  /** How it ended, what it went through, what went wrong. `again` repeats it, `asText` (or null)
+   * repeats it without sound. */
+  conclude(again, asText = null) {
     this.#live.hidden = true;
     const { state, timeline, problem, finish, text, said } = this.#answer;
     const notes = [];
@@ -128,13 +144,34 @@ export class AnswerTurn {
     if (this.#player.state === "suspended" && this.#answer.length) {
       notes.push(note("The browser held the sound back. Press play to hear it."));
     }
-    if (problem) notes.push(problemView(problem, again));
+    if (problem) notes.push(problemView(problem, again, asText));
     if (timeline) {
-      notes.push(figures(timeline, this.#underruns));
-      notes.push(unfolding(timelineView(timeline, this.#order)));
+      this.#way = this.#unfolding(timeline);
+      notes.push(this.#way);
     }
     this.#notes.replaceChildren(...notes);
     this.update();
+  }
+
+  /** The figures, and behind them the chart. */
+  #unfolding(timeline) {
+    const line = el(
+      "summary",
+      {},
+      figures(timeline, this.#speech),
+      el("span", { class: "more" }, "Timeline"),
+    );
+    const way = el(
+      "details",
+      { class: "way", open: this.#newest && unfolded },
+      line,
+      timelineView(timeline, this.#order),
+    );
+    // A click, by key as well, and not "toggle", which tells of what the page itself folds too.
+    line.addEventListener("click", () => {
+      if (this.#newest) unfolded = !way.open;
+    });
+    return way;
   }
 
   #begin() {
@@ -205,19 +242,8 @@ export class AnswerTurn {
   }
 }
 
-// As the reader has left the last one.
+// Whether the newest answer's timeline is open: as the reader has left the last one.
 let unfolded = matchMedia("(min-width: 48rem)").matches;
-
-function unfolding(view) {
-  const details = el(
-    "details",
-    { class: "way", open: unfolded },
-    el("summary", {}, "Timeline"),
-    view,
-  );
-  details.addEventListener("toggle", () => (unfolded = details.open));
-  return details;
-}
 
 function note(words) {
   return el("p", { class: "note" }, words);
@@ -231,21 +257,26 @@ function wordsOfInterrupt(text, said) {
   return "Interrupted. The conversation goes on from here.";
 }
 
-function problemView(problem, again) {
+function problemView(problem, again, asText) {
   const { headline, detail, retryAfterS } = explain(problem);
-  const button = el("button", { type: "button" }, "Try again");
-  button.addEventListener("click", () => {
-    button.disabled = true; // it is asked once more below
-    again();
-  });
+  const button = repeating("Try again", again);
   if (retryAfterS) countDown(button, retryAfterS);
   return el(
     "div",
     { class: "problem", role: "alert" },
     el("p", { class: "headline" }, headline),
     detail ? el("p", { class: "detail" }, detail) : null,
-    button,
+    el("p", { class: "ways-on" }, button, asText ? repeating("Ask for text only", asText) : null),
   );
+}
+
+function repeating(words, repeat) {
+  const button = el("button", { type: "button" }, words);
+  button.addEventListener("click", () => {
+    button.disabled = true; // it is asked once more below
+    repeat();
+  });
+  return button;
 }
 
 /** The server says how long it makes no sense to ask again. */

@@ -29,6 +29,9 @@ export function name(identifier) {
   return identifier.replaceAll("_", " ");
 }
 
+// Codes whose errors mean something else where the answer has not begun: its status is an error's.
+const BEFORE_ANSWER = new Map([["stage_died", "A part of the server that this needs is not running."]]);
+
 function sentence(message) {
   const text = message.trim();
   return text[0].toUpperCase() + text.slice(1) + (/[.!?]$/.test(text) ? "" : ".");
@@ -61,7 +64,8 @@ const BY_STATUS = new Map([
 /** What went wrong, for the reader: a headline, what the server said if that is more, and how many
  * seconds to wait before it is tried again (null: not known). */
 export function explain({ status, code, message, retryAfterS }) {
-  const headline = BY_CODE.get(code) ?? BY_STATUS.get(status);
+  const early = status >= 400 ? BEFORE_ANSWER.get(code) : undefined;
+  const headline = early ?? BY_CODE.get(code) ?? BY_STATUS.get(status);
   if (!headline) return { headline: sentence(message), detail: null, retryAfterS };
   const saysMore = status !== 0 && !code?.startsWith("server_");
   return { headline, detail: saysMore ? sentence(message) : null, retryAfterS };

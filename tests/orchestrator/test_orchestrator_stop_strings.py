@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.serve.stop_strings import StopStrings
+from antiphon.orchestrator.stop_strings import StopStrings
 
 LETTERS = st.text("ab", max_size=12)
 
