@@ -65,7 +65,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def allow_sockets(count: int) -> None:
-    """Raise this process's limit of open files for so many sockets, as far as the system lets it."""
+    """Raise this process's limit of open files for so many sockets, as far as it may."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = count + _OTHER_FILES
     if hard != resource.RLIM_INFINITY:
