@@ -102,15 +102,17 @@ def voiced_s(data: bytes) -> float:
     return 0.02 * int((np.sqrt((frames**2).mean(1)) > 0.01).sum())
 
 
+@slow
 @pytest.mark.parametrize("path", ["python/chat.py", "curl/chat.sh", "javascript/chat.mjs"])
 def test_an_answer_in_text_and_speech(server: LiveServer, tmp_path: Path, path: str) -> None:
     assert "Paris" in output(run(path, server.url, tmp_path))
     assert voiced_s((tmp_path / "answer.wav").read_bytes()) > 0.3
 
 
+@slow
 @pytest.mark.parametrize(
     "path",
-    ["python/chat_stream_audio.py", pytest.param("javascript/chat_stream_audio.mjs", marks=slow)],
+    ["python/chat_stream_audio.py", "javascript/chat_stream_audio.mjs"],
 )
 def test_an_answer_while_it_is_made(server: LiveServer, tmp_path: Path, path: str) -> None:
     done = run(path, server.url, tmp_path)
@@ -132,21 +134,25 @@ def test_an_answer_for_a_player(server: LiveServer, tmp_path: Path, path: str) -
     assert not list(tmp_path.iterdir())
 
 
+@slow
 def test_text_while_it_is_written(server: LiveServer, tmp_path: Path) -> None:
     assert "Paris" in output(run("curl/chat_stream.sh", server.url, tmp_path))
 
 
+@slow
 def test_a_question_with_quotes_and_lines(server: LiveServer, tmp_path: Path) -> None:
     asked = 'What is the capital of "France"?\n\t\\ été $HOME'
     assert output(run("curl/chat_stream.sh", server.url, tmp_path, asked)).strip()
 
 
-@pytest.mark.parametrize("path", ["curl/speech.sh", pytest.param("python/speech.py", marks=slow)])
+@slow
+@pytest.mark.parametrize("path", ["curl/speech.sh", "python/speech.py"])
 def test_a_text_spoken(server: LiveServer, tmp_path: Path, path: str) -> None:
     output(run(path, server.url, tmp_path))
     assert voiced_s((tmp_path / "speech.wav").read_bytes()) > 0.3
 
 
+@slow
 def test_a_text_spoken_for_a_player(server: LiveServer, tmp_path: Path) -> None:
     done = run("curl/speech.sh", server.url, tmp_path, "Hello there.", "-")
     assert done.returncode == 0, done.stderr.decode()
@@ -154,9 +160,8 @@ def test_a_text_spoken_for_a_player(server: LiveServer, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    "path", ["curl/transcribe.sh", pytest.param("python/transcribe.py", marks=slow)]
-)
+@slow
+@pytest.mark.parametrize("path", ["curl/transcribe.sh", "python/transcribe.py"])
 def test_speech_written_down(server: LiveServer, question: Path, tmp_path: Path, path: str) -> None:
     assert output(run(path, server.url, tmp_path, str(question))).strip() == QUESTION
 
@@ -197,6 +202,7 @@ def _no_socket() -> bool:
     return asked.stdout.strip() == "undefined"
 
 
+@slow
 def test_how_the_server_is(server: LiveServer, tmp_path: Path) -> None:
     health, version, models = output(run("curl/health.sh", server.url, tmp_path)).splitlines()
     assert '"status":"ok"' in health
@@ -226,6 +232,7 @@ def test_nobody_listens_there(tmp_path: Path, path: str) -> None:
     assert re.search(r"connect", line, re.IGNORECASE), line
 
 
+@slow
 @pytest.mark.parametrize(
     "path",
     [
