@@ -20,6 +20,7 @@ INPUT_WAIT_TIMEOUT = "ANTIPHON_INPUT_WAIT_TIMEOUT_S"
 CACHE_DIR = "ANTIPHON_CACHE_DIR"
 OFFLINE = "ANTIPHON_OFFLINE"
 LOG_LEVEL = "ANTIPHON_LOG_LEVEL"
+API_KEY = "ANTIPHON_API_KEY"
 
 DEFAULT_INPUT_WAIT_TIMEOUT_S = 600.0
 _ONE_DAY_S = 86_400.0
@@ -53,6 +54,7 @@ VARIABLES = (
     ),
     Variable(OFFLINE, "0", "1: never fetch anything, use only what the cache holds"),
     Variable(LOG_LEVEL, "error", f"what the stages write on stderr: one of {', '.join(_LEVELS)}"),
+    Variable(API_KEY, "none", "what callers of `antiphon serve` have to give as a bearer token"),
 )
 
 
@@ -92,6 +94,11 @@ def log_level() -> LogLevel:
         if value == level:
             return level
     raise SettingError(f"{LOG_LEVEL} is {value!r}; use one of {', '.join(_LEVELS)}.")
+
+
+def api_key() -> str | None:
+    """The key of the server, for it and for commands that call it; None: there is none."""
+    return os.environ.get(API_KEY) or None
 
 
 def adopt(variables: Mapping[str, str]) -> None:

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from antiphon.cli.main import main
-from antiphon.cli.serve import API_KEY
 from antiphon.cli.timeline import ARRIVAL, CROSS, FAILED, FIRST, PLAIN, QUEUE, RUN, WAIT, draw
+from antiphon.env import API_KEY
 from antiphon.observe.record import Timeline
 from antiphon.observe.timelines import timeline_json
 from commands import Antiphon

@@ -22,6 +22,7 @@ def test_defaults(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert env.cache_dir() == tmp_path / "antiphon"
     assert env.offline() is False
     assert env.log_level() == "error"
+    assert env.api_key() is None
 
 
 def test_an_empty_value_counts_as_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,6 +32,7 @@ def test_an_empty_value_counts_as_not_set(monkeypatch: pytest.MonkeyPatch) -> No
     assert env.offline() is False
     assert env.log_level() == "error"
     assert env.cache_dir().name == "antiphon"
+    assert env.api_key() is None
 
 
 def test_the_timeout_is_read_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import math
-import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from antiphon import env
 from antiphon.cli.arguments import positive_number, whole_number
 from antiphon.cli.bench_values import goal, json_object, measures, number, percentiles, rate, share
-from antiphon.cli.serve import API_KEY
 from antiphon.errors import InvalidRequestError, SettingError
 
 if TYPE_CHECKING:
@@ -47,7 +46,9 @@ def _add_server(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--host", default="127.0.0.1", help="where the server listens")
     group.add_argument("--port", type=whole_number, default=8000, metavar="N", help="its port")
     group.add_argument("--model", metavar="NAME", help="model to name (default: the server's)")
-    group.add_argument("--api-key", metavar="KEY", help=f"the server's key (default: {API_KEY})")
+    group.add_argument(
+        "--api-key", metavar="KEY", help=f"the server's key (default: {env.API_KEY})"
+    )
     group.add_argument(
         "--timeout-s", type=positive_number, default=600.0, metavar="S", help="longest one call"
     )
@@ -229,7 +230,7 @@ def _call(options: argparse.Namespace) -> Call:
 
     url = options.base_url or f"http://{_bracketed(options.host)}:{options.port}"
     url = url.rstrip("/").removesuffix("/v1")
-    key = options.api_key or os.environ.get(API_KEY) or None
+    key = options.api_key or env.api_key()
     modalities = tuple(part.strip() for part in options.modalities.split(",") if part.strip())
     for one in modalities:
         if one not in ("text", "audio"):

@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import contextlib
 import importlib.util
-import os
 import re
 import sys
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from antiphon import env
 from antiphon.cli.arguments import (
     Formatter,
     add_pipeline_choice,
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from antiphon.pipeline.topology import Topology
     from antiphon.serve.settings import ServeSettings
 
-API_KEY = "ANTIPHON_API_KEY"
 _ORIGIN = re.compile(r"https?://[^/\s]+")
 
 _EXAMPLES = """examples:
@@ -85,7 +84,7 @@ def _add_address(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--api-key",
         metavar="KEY",
-        help=f"what callers have to give as a bearer token (default: {API_KEY}, else nothing)",
+        help=f"what callers have to give as a bearer token (default: {env.API_KEY}, else nothing)",
     )
     group.add_argument(
         "--served-model-name", metavar="NAME", help="model in calls (default: the pipeline's name)"
@@ -211,7 +210,7 @@ def _settings(options: argparse.Namespace) -> ServeSettings:
     return ServeSettings(
         host=options.host,
         port=options.port,
-        api_key=options.api_key or os.environ.get(API_KEY) or None,
+        api_key=options.api_key or env.api_key(),
         served_model_name=options.served_model_name,
         admin=options.admin,
         allow_origins=tuple(options.allow_origin),

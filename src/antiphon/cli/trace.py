@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import io
-import os
 import sys
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from antiphon import env
 from antiphon.cli.arguments import Formatter, add_verbose, whole_number
-from antiphon.cli.serve import API_KEY
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -38,7 +37,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--api-key",
         metavar="KEY",
-        help=f"the server's key, if it asks for one (default: {API_KEY}, else none)",
+        help=f"the server's key, if it asks for one (default: {env.API_KEY}, else none)",
     )
     parser.add_argument("--json", action="store_true", help="print what the server says as JSON")
     parser.add_argument(
@@ -55,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
         path = f"{_PATH}?limit={options.limit}"
     else:
         path = f"{_PATH}/{quote(options.id, safe='', errors='replace')}"
-    body = ask.get(options.url, path, options.api_key or os.environ.get(API_KEY))
+    body = ask.get(options.url, path, options.api_key or env.api_key())
     if options.json:
         print(ask.indented(body))
     elif options.id is None:
