@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+_LAST_TEST_S = 300
+
 
 class EnginePool:
     """Builds engines and keeps them alive. One per folder, which is that of its conftest."""
@@ -39,9 +41,13 @@ class EnginePool:
         known = pytest.mark.filterwarnings(
             "ignore:`torch.distributed.reduce_op` is deprecated:FutureWarning"
         )
+        # The folder's last test ends its engines: upstream collects garbage several times for each.
+        # A test's own limit comes first.
+        patient = pytest.mark.timeout(_LAST_TEST_S)
         for item in items:
             if self._folder in item.path.parents:
                 item.add_marker(known)
+                item.add_marker(patient)
 
     def after(self, nextitem: pytest.Item | None) -> None:
         """For `pytest_runtest_teardown`, as the last: a test's own fixtures may use an engine."""
