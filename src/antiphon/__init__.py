@@ -19,8 +19,10 @@ from antiphon.orchestrator.omni import AsyncOmni
 from antiphon.orchestrator.sessions import Session
 from antiphon.orchestrator.sync import Omni
 from antiphon.pipeline.audio import AudioClip
-from antiphon.pipeline.deployment import Deployment, EdgeDeployment, StageDeployment
+from antiphon.pipeline.deployment import Deployment
 from antiphon.pipeline.deployment_file import load_deployment
+from antiphon.pipeline.edge_deployment import EdgeDeployment
+from antiphon.pipeline.stage_deployment import StageDeployment
 from antiphon.pipeline.topology import Ear, Edge, EdgeMode, Entry, Stage, StageKind, Topology
 
 __version__ = "0.1.0"

@@ -17,7 +17,8 @@ from antiphon.models.codec_lm.configs import codec_config
 from antiphon.models.codec_lm.tokens import SpeechTokens, longest_input, read_speech_tokens
 from antiphon.models.codec_lm.topology import TOPOLOGY
 from antiphon.pipeline.defaults import fill_defaults
-from antiphon.pipeline.deployment import Deployment, EdgeDeployment
+from antiphon.pipeline.deployment import Deployment
+from antiphon.pipeline.edge_deployment import EdgeDeployment
 from antiphon.pipeline.facts import CheckpointFacts, completed
 from codec_lm_tiny import EOT, FIRST_CODE, MAX_POSITIONS, NUM_CODES, SPEECH_END, amend
 

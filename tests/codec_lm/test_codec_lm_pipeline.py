@@ -12,8 +12,9 @@ import torch
 from antiphon import AudioChunk, Deployment, Finished, Omni, OmniRequest
 from antiphon.errors import InputTooLongError, ModelUnavailableError
 from antiphon.models.codec_lm.entries import SpeechEntry
-from antiphon.pipeline.deployment import EdgeDeployment, StageDeployment
+from antiphon.pipeline.edge_deployment import EdgeDeployment
 from antiphon.pipeline.entry import EntryRequest
+from antiphon.pipeline.stage_deployment import StageDeployment
 from codec_lm_stages import OPTIONS, windowed
 from codec_lm_tiny import Oracle
 from engine_pool import EnginePool

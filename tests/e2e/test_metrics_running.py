@@ -14,7 +14,8 @@ from antiphon.observe import table
 from antiphon.observe.metrics import Metrics
 from antiphon.observe.table import TABLE, Kind, Metric
 from antiphon.orchestrator.api import OmniEvent
-from antiphon.pipeline.deployment import EdgeDeployment, StageDeployment
+from antiphon.pipeline.edge_deployment import EdgeDeployment
+from antiphon.pipeline.stage_deployment import StageDeployment
 from antiphon.serve.metrics import scrape
 from exposed import Exposed
 

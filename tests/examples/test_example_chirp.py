@@ -16,7 +16,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from antiphon import Deployment, Omni, Reply
-from antiphon.pipeline.deployment import EdgeDeployment, StageDeployment
+from antiphon.pipeline.edge_deployment import EdgeDeployment
+from antiphon.pipeline.stage_deployment import StageDeployment
 from engine_pool import EnginePool
 from tiny import BLOCK_BYTES, HIDDEN, tiny_model
 

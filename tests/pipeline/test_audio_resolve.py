@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from antiphon.pipeline.defaults import fill_defaults
-from antiphon.pipeline.deployment import Deployment, StageDeployment
+from antiphon.pipeline.deployment import Deployment
+from antiphon.pipeline.stage_deployment import StageDeployment
 from antiphon.pipeline.topology import Topology
 from antiphon.stage.resolve import HEARING, resolve_stages
 from sample_pipeline import CHAT, SAY, TOPOLOGY

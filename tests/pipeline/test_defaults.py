@@ -10,10 +10,12 @@ import pytest
 from antiphon.core.budget import EdgeLimits
 from antiphon.errors import DeploymentError, SettingError, UnknownPipelineError
 from antiphon.pipeline.defaults import chosen_pipeline, fill_defaults
-from antiphon.pipeline.deployment import Deployment, EdgeDeployment, StageDeployment
+from antiphon.pipeline.deployment import Deployment
 from antiphon.pipeline.deployment_file import load_deployment
+from antiphon.pipeline.edge_deployment import EdgeDeployment
 from antiphon.pipeline.printing import config_yaml
 from antiphon.pipeline.registry import BUILT_IN, load_pipeline
+from antiphon.pipeline.stage_deployment import StageDeployment
 from antiphon.pipeline.topology import Topology
 from sample_pipeline import TOPOLOGY
 

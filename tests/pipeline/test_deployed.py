@@ -11,7 +11,8 @@ from antiphon.core.options import Scalar
 from antiphon.errors import DeploymentError
 from antiphon.pipeline.defaults import fill_defaults
 from antiphon.pipeline.deployed import deployed, edge_limits
-from antiphon.pipeline.deployment import Deployment, EdgeDeployment
+from antiphon.pipeline.deployment import Deployment
+from antiphon.pipeline.edge_deployment import EdgeDeployment
 from antiphon.pipeline.topology import EdgeMode
 from sample_pipeline import CODES, SPEECH, TOPOLOGY
 

@@ -6,6 +6,7 @@ import ast
 import inspect
 import os
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,12 @@ from hypothesis import strategies as st
 
 from antiphon.core.budget import EdgeLimits
 from antiphon.errors import DeploymentError
-from antiphon.pipeline import deployment as module
 from antiphon.pipeline import docs
-from antiphon.pipeline.deployment import Deployment, EdgeDeployment, StageDeployment
+from antiphon.pipeline.deployment import Deployment
 from antiphon.pipeline.deployment_file import load_deployment, parse_deployment
+from antiphon.pipeline.edge_deployment import EdgeDeployment
+from antiphon.pipeline.stage_deployment import StageDeployment
+from antiphon.pipeline.supervision import Supervision
 from antiphon.pipeline.values import parse_bytes
 from sample_pipeline import TOPOLOGY
 
@@ -223,7 +226,7 @@ def test_documented_limits_are_those_in_force() -> None:
 
 
 KEYS = st.text("abcdefghijklmnopqrstuvwxyz_", min_size=1, max_size=24)
-STRUCTS = (Deployment, StageDeployment, EdgeDeployment)
+STRUCTS = (Deployment, StageDeployment, EdgeDeployment, Supervision)
 FIELDS = [field.name for struct in STRUCTS for field in msgspec.structs.fields(struct)]
 NAMES = st.sampled_from(FIELDS) | KEYS
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
@@ -293,7 +296,7 @@ def test_yaml_round_trip(
 @pytest.mark.parametrize("struct", STRUCTS)
 def test_every_field_is_documented(struct: type) -> None:
     """A string stands behind each field, and there are at most twelve."""
-    tree = ast.parse(inspect.getsource(module))
+    tree = ast.parse(inspect.getsource(sys.modules[struct.__module__]))
     body = next(
         node.body
         for node in tree.body
@@ -305,3 +308,19 @@ def test_every_field_is_documented(struct: type) -> None:
         after = body[index + 1]
         assert isinstance(after, ast.Expr)
         assert isinstance(after.value, ast.Constant)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("replicas: {talker: 0}", "replicas.talker: 0 is not positive; give at least 1"),
+        ("{in_process: true, replicas: {talker: 2}}", "replicas.talker: stages in the caller's"),
+        ("supervision: {restarts: -1}", "restarts: -1 is negative; give 0 for never"),
+        ("supervision: {backoff_s: -1}", "backoff_s"),
+        ("supervision: {silence: 3}", "silence_s"),
+    ],
+)
+def test_replicas_and_supervision_are_checked(text: str, message: str) -> None:
+    with pytest.raises(DeploymentError) as failure:
+        parse_deployment(msgspec.yaml.decode(text.encode()))
+    assert message in str(failure.value)

@@ -12,8 +12,9 @@ from antiphon.errors import DeploymentError, EmptyInputError, InvalidRequestErro
 from antiphon.orchestrator.api import OmniRequest
 from antiphon.pipeline.defaults import fill_defaults
 from antiphon.pipeline.deployed import deployed
-from antiphon.pipeline.deployment import Deployment, EdgeDeployment
+from antiphon.pipeline.deployment import Deployment
 from antiphon.pipeline.draw import draw
+from antiphon.pipeline.edge_deployment import EdgeDeployment
 from antiphon.pipeline.topology import Ear, EdgeMode, Topology
 from antiphon.pipeline.wanted import stages_wanted
 from antiphon.stage.resolve import HEARING, resolve_stages

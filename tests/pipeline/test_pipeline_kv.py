@@ -14,9 +14,10 @@ from antiphon.errors import DeploymentError, TopologyError
 from antiphon.pipeline import docs
 from antiphon.pipeline.defaults import fill_defaults
 from antiphon.pipeline.deployed import deployed, kv_settings
-from antiphon.pipeline.deployment import Deployment, EdgeDeployment
+from antiphon.pipeline.deployment import Deployment
 from antiphon.pipeline.deployment_file import parse_deployment
 from antiphon.pipeline.draw import draw
+from antiphon.pipeline.edge_deployment import EdgeDeployment
 from antiphon.pipeline.printing import config_yaml
 from antiphon.pipeline.topology import EdgeMode, StageKind, Topology
 from antiphon.stage.resolve import resolve_stages

@@ -22,13 +22,9 @@ from antiphon.errors import (
 )
 from antiphon.orchestrator.sampling import KNOWN
 from antiphon.pipeline.defaults import fill_defaults
-from antiphon.pipeline.deployment import (
-    OWN_FIELD,
-    Deployment,
-    Device,
-    EdgeDeployment,
-    StageDeployment,
-)
+from antiphon.pipeline.deployment import Deployment
+from antiphon.pipeline.edge_deployment import EdgeDeployment
+from antiphon.pipeline.stage_deployment import OWN_FIELD, Device, StageDeployment
 from antiphon.pipeline.topology import EdgeMode, Topology
 from antiphon.stage.resolve import SCHEDULERS, WORKERS, model_folder, resolve_stages
 from antiphon.stage.spec import StageSpec

@@ -14,7 +14,7 @@ from typing import Any
 from antiphon import Deployment, Omni, OmniRequest
 from antiphon.errors import AntiphonError
 from antiphon.models.qwen2_5_omni.tiny import write_tiny
-from antiphon.pipeline.deployment import StageDeployment
+from antiphon.pipeline.stage_deployment import StageDeployment
 from qwen2_5_omni_oracle import chat, generate
 
 PIPELINE = "qwen2.5-omni"

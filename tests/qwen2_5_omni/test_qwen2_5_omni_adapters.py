@@ -36,7 +36,8 @@ from antiphon.models.qwen2_5_omni.topology import TOPOLOGY
 from antiphon.payload.adapters import INPUT_IDS, Input, StageContext, StepRows, layer_output
 from antiphon.payload.types import Payload, per_token
 from antiphon.pipeline.deployed import deployed
-from antiphon.pipeline.deployment import Deployment, EdgeDeployment
+from antiphon.pipeline.deployment import Deployment
+from antiphon.pipeline.edge_deployment import EdgeDeployment
 
 MASK, BOS, END, PAD = (
     CODEC[f"tts_codec_{name}_token_id"] for name in ("mask", "start", "end", "pad")

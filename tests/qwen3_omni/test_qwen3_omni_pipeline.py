@@ -11,8 +11,9 @@ import torch
 
 from antiphon import AudioChunk, Deployment, Finished, Omni, OmniRequest
 from antiphon.errors import InvalidRequestError
-from antiphon.pipeline.deployment import EdgeDeployment, StageDeployment
 from antiphon.pipeline.detokenize import Detokenizer, load_tokenizer
+from antiphon.pipeline.edge_deployment import EdgeDeployment
+from antiphon.pipeline.stage_deployment import StageDeployment
 from engine_pool import EnginePool
 from qwen3_omni_oracle import Oracle, Prompt, generate, tokenizer
 from qwen3_omni_stages import TALKER_BLOCK_BYTES, THINKER_BLOCK_BYTES, windowed

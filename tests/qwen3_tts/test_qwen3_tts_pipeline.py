@@ -11,7 +11,8 @@ import pytest
 
 from antiphon import AudioChunk, Deployment, Finished, Omni, OmniRequest
 from antiphon.errors import InvalidRequestError, ModelUnavailableError
-from antiphon.pipeline.deployment import EdgeDeployment, StageDeployment
+from antiphon.pipeline.edge_deployment import EdgeDeployment
+from antiphon.pipeline.stage_deployment import StageDeployment
 from engine_pool import EnginePool
 from qwen3_tts_stages import CHECKPOINT, SAMPLES, about, case, params_of, references
 

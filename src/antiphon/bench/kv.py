@@ -36,7 +36,7 @@ from antiphon.bench.kv_rounds import Cache, HandOver, Times, engine_caches
 from antiphon.bench.timing import undisturbed
 from antiphon.connector.registry import CONNECTORS
 from antiphon.pipeline.defaults import detect_device
-from antiphon.pipeline.deployment import Device
+from antiphon.pipeline.stage_deployment import Device
 
 ROUNDS = 15  # measured, for each size and connector
 PHASES = ("extract", "transfer", "load", "whole")

@@ -21,7 +21,7 @@ from antiphon.core.options import ConnectorSpec, OutEdge
 from antiphon.payload import wire
 from antiphon.payload.kv import KvSnapshot
 from antiphon.payload.types import Payload
-from antiphon.pipeline.deployment import Device, StageDeployment
+from antiphon.pipeline.stage_deployment import Device, StageDeployment
 from antiphon.pipeline.topology import Stage, StageKind
 from antiphon.stage.engine import StageEngine
 from antiphon.stage.resolve import engine_args

@@ -26,7 +26,7 @@ from antiphon.bench.serve_process import ServerProcess, free_port
 from antiphon.bench.serve_prompts import Prompt
 from antiphon.env import with_variables
 from antiphon.errors import InvalidRequestError, StageError
-from antiphon.pipeline.deployment import StageDeployment
+from antiphon.pipeline.stage_deployment import StageDeployment
 from antiphon.pipeline.topology import Stage, StageKind, Topology
 from antiphon.pipeline.wanted import stages_wanted
 from antiphon.stage.resolve import model_folder, stage_environment

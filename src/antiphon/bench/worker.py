@@ -29,7 +29,7 @@ from antiphon.core.options import ConnectorSpec, OutEdge
 from antiphon.payload.adapters import OutputNeeds, StageContext, StepRows
 from antiphon.payload.types import Payload, Scalar, per_token
 from antiphon.pipeline.defaults import detect_device
-from antiphon.pipeline.deployment import Device, StageDeployment
+from antiphon.pipeline.stage_deployment import Device, StageDeployment
 from antiphon.pipeline.topology import Stage, StageKind
 from antiphon.stage.host import StageHost
 from antiphon.stage.messages import Discard, Event, Step, Submit

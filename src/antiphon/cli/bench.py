@@ -188,7 +188,7 @@ def _prepare_engine(options: argparse.Namespace) -> None:
 
     from antiphon.env import adopt
     from antiphon.pipeline.defaults import detect_device
-    from antiphon.pipeline.deployment import StageDeployment
+    from antiphon.pipeline.stage_deployment import StageDeployment
     from antiphon.stage.resolve import stage_environment
 
     adopt(stage_environment(StageDeployment(device=detect_device(), threads=1), "error"))

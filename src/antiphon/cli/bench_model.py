@@ -64,7 +64,7 @@ async def _measure(options: argparse.Namespace, folder: Path) -> list[Row]:
 
     from antiphon import AsyncOmni, Deployment
     from antiphon.bench.model import measure
-    from antiphon.pipeline.deployment import StageDeployment
+    from antiphon.pipeline.stage_deployment import StageDeployment
 
     small = StageDeployment(
         dtype="float32", max_model_len=2048, max_num_seqs=max(options.batch), kv_cache_bytes="64MiB"

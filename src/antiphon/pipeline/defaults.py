@@ -17,14 +17,10 @@ import msgspec
 from antiphon import env
 from antiphon.errors import DeploymentError
 from antiphon.pipeline.deployed import deployed, edge_limits, kv_settings
-from antiphon.pipeline.deployment import (
-    OWN_FIELD,
-    Deployment,
-    Device,
-    EdgeDeployment,
-    StageDeployment,
-)
+from antiphon.pipeline.deployment import Deployment
+from antiphon.pipeline.edge_deployment import EdgeDeployment
 from antiphon.pipeline.registry import load_pipeline
+from antiphon.pipeline.stage_deployment import OWN_FIELD, Device, StageDeployment
 from antiphon.pipeline.topology import Edge, Stage, StageKind, Topology
 
 PIPELINE = "voice"  # what runs where neither the caller nor the deployment names one
@@ -103,6 +99,7 @@ def fill_defaults(
         connector=connector,
         log_level=deployment.log_level or env.log_level(),
         stages=stages,
+        replicas={name: deployment.replicas.get(name, 1) for name in stages},
         edges={edge.name: _fill_edge(edge, deployment) for edge in edges},
     )
 

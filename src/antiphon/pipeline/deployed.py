@@ -9,7 +9,8 @@ import msgspec
 from antiphon.core.budget import EdgeLimits
 from antiphon.core.kv_handoff import KvSettings
 from antiphon.errors import DeploymentError
-from antiphon.pipeline.deployment import Deployment, EdgeDeployment
+from antiphon.pipeline.deployment import Deployment
+from antiphon.pipeline.edge_deployment import EdgeDeployment
 from antiphon.pipeline.topology import Edge, EdgeMode, Topology
 from antiphon.pipeline.values import parse_bytes
 

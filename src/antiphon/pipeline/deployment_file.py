@@ -9,12 +9,9 @@ import msgspec
 import msgspec.yaml
 
 from antiphon.errors import DeploymentError
-from antiphon.pipeline.deployment import (
-    ALL_STAGES,
-    Deployment,
-    EdgeDeployment,
-    StageDeployment,
-)
+from antiphon.pipeline.deployment import ALL_STAGES, Deployment
+from antiphon.pipeline.edge_deployment import EdgeDeployment
+from antiphon.pipeline.stage_deployment import StageDeployment
 from antiphon.pipeline.suggest import did_you_mean
 
 

@@ -8,13 +8,15 @@ import sys
 from pathlib import Path
 from typing import get_args
 
-from antiphon.pipeline import deployment
-from antiphon.pipeline.deployment import Deployment, EdgeDeployment, StageDeployment
+from antiphon.pipeline.deployment import Deployment
+from antiphon.pipeline.edge_deployment import EdgeDeployment
+from antiphon.pipeline.stage_deployment import StageDeployment
+from antiphon.pipeline.supervision import Supervision
 
 _HEAD = """\
 # Deployment
 
-Generated from `src/antiphon/pipeline/deployment.py` by `make docs`; do not edit.
+Generated from the structs of `src/antiphon/pipeline` by `make docs`; do not edit.
 
 A deployment file says how a pipeline runs on a machine. All of it is optional: what is not given is
 the topology's word, or a default that suits the device. `antiphon chat --print-config` prints the
@@ -51,6 +53,7 @@ def render() -> str:
             _table("Keys", Deployment),
             _table("Keys of a stage, under `stages.NAME`", StageDeployment),
             _table("Keys of an edge, under `edges.NAME`", EdgeDeployment),
+            _table("Keys under `supervision`", Supervision),
         ]
     )
 
@@ -62,17 +65,17 @@ def _table(title: str, struct: type) -> str:
     for field, text in zip(body.body, body.body[1:], strict=False):
         if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
             meaning = " ".join(str(ast.literal_eval(text.value)).split())
-            kind = _kind(ast.unparse(field.annotation))
+            kind = _kind(struct, ast.unparse(field.annotation))
             default = "" if field.value is None else ast.unparse(field.value)
             given = "" if default == "None" else f"`{default}`"
             lines.append(f"| `{ast.unparse(field.target)}` | {kind} | {given} | {meaning} |")
     return "\n".join([*lines, ""])
 
 
-def _kind(annotation: str) -> str:
+def _kind(struct: type, annotation: str) -> str:
     """A field's type in words: the choices of a named Literal, alternatives with "or"."""
     name = annotation.replace(" | None", "")
-    choices = get_args(vars(deployment).get(name))
+    choices = get_args(vars(sys.modules[struct.__module__]).get(name))
     return ", ".join(map(str, choices)) if choices else name.replace("|", "or")
 
 

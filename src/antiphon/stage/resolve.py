@@ -18,7 +18,8 @@ from antiphon.models.headers import check_checkpoint
 from antiphon.models.hub import named_folder
 from antiphon.pipeline.audio import MAX_CLIPS
 from antiphon.pipeline.deployed import deployed, edge_limits, kv_settings
-from antiphon.pipeline.deployment import Deployment, StageDeployment
+from antiphon.pipeline.deployment import Deployment
+from antiphon.pipeline.stage_deployment import StageDeployment
 from antiphon.pipeline.topology import Edge, EdgeMode, Stage, StageKind, Topology
 from antiphon.pipeline.values import parse_bytes
 from antiphon.pipeline.wanted import stages_wanted
