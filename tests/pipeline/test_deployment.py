@@ -315,8 +315,8 @@ def test_every_field_is_documented(struct: type) -> None:
     [
         ("replicas: {talker: 0}", "replicas.talker: 0 is not positive; give at least 1"),
         ("{in_process: true, replicas: {talker: 2}}", "replicas.talker: stages in the caller's"),
-        ("supervision: {restarts: -1}", "restarts: -1 is negative; give 0 for never"),
-        ("supervision: {backoff_s: -1}", "backoff_s"),
+        ("supervision: {restarts: -1}", "supervision.restarts: -1 is negative; give 0 for never"),
+        ("supervision: {backoff_s: -1}", "supervision.backoff_s"),
         ("supervision: {silence: 3}", "silence_s"),
     ],
 )

@@ -13,6 +13,7 @@ from antiphon.pipeline.deployment import ALL_STAGES, Deployment
 from antiphon.pipeline.edge_deployment import EdgeDeployment
 from antiphon.pipeline.stage_deployment import StageDeployment
 from antiphon.pipeline.suggest import did_you_mean
+from antiphon.pipeline.supervision import Supervision
 
 
 def load_deployment(path: str | Path) -> Deployment:
@@ -39,12 +40,14 @@ def parse_deployment(data: object) -> Deployment:
     stages = _convert_each(data, "stages", StageDeployment)
     edges = _convert_each(data, "edges", EdgeDeployment)
     data = {**data, "stages": stages, "edges": edges}
+    if "supervision" in data:
+        data["supervision"] = _convert(data["supervision"], Supervision, "supervision.")
     if isinstance(models := data.get("models"), str):
         data["models"] = {ALL_STAGES: models}
     return _convert(data, Deployment, "")
 
 
-S = TypeVar("S", StageDeployment, EdgeDeployment, Deployment)
+S = TypeVar("S", bound=msgspec.Struct)
 
 
 def _convert_each(data: dict[Any, Any], key: str, struct: type[S]) -> dict[str, S]:
@@ -66,6 +69,9 @@ def _convert(data: object, struct: type[S], path: str) -> S:
     for key, value in data.items():
         if key not in types:
             raise DeploymentError(f"{path}{key}: unknown key{did_you_mean(str(key), types)}")
+        if isinstance(value, msgspec.Struct):  # converted on its own, for the path of its keys
+            values[key] = value
+            continue
         try:
             values[key] = msgspec.convert(value, types[key])
         except msgspec.ValidationError as error:

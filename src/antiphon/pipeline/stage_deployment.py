@@ -67,9 +67,7 @@ class StageDeployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """Further vLLM EngineArgs, by vLLM's names."""
 
     def __post_init__(self) -> None:
-        check_counts(
-            self, "max_model_len", "max_num_seqs", "max_num_batched_tokens", "threads", "replicas"
-        )
+        check_counts(self, "max_model_len", "max_num_seqs", "max_num_batched_tokens", "threads")
         if self.active_streams is not None and self.active_streams < 0:
             raise DeploymentError(
                 f"active_streams: {self.active_streams} is negative; give 0 for all that fit"
