@@ -15,6 +15,7 @@ from antiphon.errors import (
     StageStepError,
 )
 from antiphon.orchestrator.api import Finished
+from antiphon.orchestrator.live import PATIENCE_S, Phase
 from antiphon.stage.messages import Abort, Discard
 from routing import Routing, drain, outcomes, reply_of, settle, text_of, uid
 
@@ -167,23 +168,48 @@ async def test_a_label_stays_taken_until_every_stage_has_let_go() -> None:
 async def test_a_deadline_ends_the_request_on_every_stage() -> None:
     """C12: the error says which limit it was."""
     routing = Routing()
-    live = routing.submit(deadline_s=0.001)
+    live = routing.submit(deadline_s=5)
     other = routing.submit()
-    routing["code2wav"].on_command = lambda _: asyncio.get_running_loop().call_soon(
-        routing.acknowledge_all
-    )
-    outcome = await live.events.get()
+    routing.clock.advance(4.9)
+    assert routing["thinker"].sent(Abort) == []
+    routing.clock.advance(0.1)
+    for name in STAGES:
+        assert [c.uids for c in routing[name].sent(Abort)] == [[uid(live)]]
+    routing.acknowledge_all()
+    (outcome,) = outcomes(drain(live))
     assert isinstance(outcome, DeadlineExceededError)
-    assert "0.001 s" in str(outcome)
+    assert "5 s" in str(outcome)
     assert outcomes(drain(other)) == []
+
+
+@pytest.mark.parametrize("late", STAGES)
+async def test_a_stage_that_hangs_holds_up_no_outcome(late: str) -> None:
+    """C12: told after a second, once; the request is held until the stage has let go of it."""
+    routing = Routing()
+    live = routing.submit(request_id="mine")
+    routing["thinker"].fail(uid(live), PayloadError("the payload is corrupt"))
+    for name in STAGES:
+        if name != late:
+            routing[name].acknowledge()
+    routing.clock.advance(PATIENCE_S - 0.1)
+    assert outcomes(drain(live)) == []
+    routing.clock.advance(0.1)
+    (outcome,) = outcomes(drain(live))
+    assert isinstance(outcome, PayloadError)
+    assert (len(routing.router), live.phase) == (1, Phase.ENDING)
+    with pytest.raises(DuplicateRequestError):
+        routing.submit(request_id="mine")
+    routing[late].acknowledge()
+    assert outcomes(drain(live)) == []
+    assert live.ended.is_set()
+    routing.assert_empty()
 
 
 async def test_a_deadline_that_is_met_leaves_no_timer() -> None:
     routing = Routing()
     live = routing.submit(modalities=("text",), deadline_s=60.0)
     routing["thinker"].tokens(uid(live), 1, finish="stop")
-    assert live.timer is not None
-    assert live.timer.cancelled()
+    assert routing.clock.ordered == 0
 
 
 @pytest.mark.parametrize("stage", STAGES)

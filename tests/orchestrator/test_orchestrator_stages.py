@@ -14,9 +14,11 @@ from antiphon.connector.runs import new_run_token
 from antiphon.core.options import ConnectorSpec
 from antiphon.errors import StageStartError
 from antiphon.orchestrator.clients import OnEvent, OnGone, StageClient
+from antiphon.orchestrator.replica import Replica
 from antiphon.orchestrator.stage_log import StageLog
-from antiphon.orchestrator.stages import StageSet
+from antiphon.orchestrator.stages import MakeClient, StageSet
 from antiphon.orchestrator.tasks import Progress
+from antiphon.pipeline.supervision import Supervision
 from antiphon.pipeline.topology import StageKind
 from antiphon.stage.messages import Command, Ready
 from antiphon.stage.spec import StageSpec
@@ -26,20 +28,32 @@ from routing import settle
 NAMES = ("near", "far")
 
 
+class Deaf:
+    """Nobody wants to know."""
+
+    def on_event(self, *_: object) -> None: ...
+
+    def on_gone(self, *_: object) -> None: ...
+
+    def on_back(self, *_: object) -> None: ...
+
+
 def stage_set(
-    on_progress: Progress = lambda *_: None, clock: Callable[[], float] = time.monotonic
+    on_progress: Progress = lambda *_: None,
+    clock: Callable[[], float] = time.monotonic,
+    make_client: MakeClient | None = None,
 ) -> StageSet:
     run = new_run_token()
     return StageSet(
         {
-            name: StageSpec(name, StageKind.AR, "/nowhere", {}, ConnectorSpec("shm", run))
+            Replica(name): StageSpec(name, StageKind.AR, "/nowhere", {}, ConnectorSpec("shm", run))
             for name in NAMES
         },
-        in_process=False,
+        Deaf(),
         run=run,
-        on_event=lambda *_: None,
-        on_gone=lambda *_: None,
+        supervision=Supervision(),
         on_progress=on_progress,
+        make_client=make_client,
         clock=clock,
     )
 
@@ -60,7 +74,7 @@ async def test_a_stage_that_dies_while_it_starts_is_named() -> None:
     stages = stage_set()
     start = asyncio.create_task(stages.start(60))
     await settle()
-    pid = stages.clients["far"].pid
+    pid = stages.clients[Replica("far")].pid
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(StageStartError, match="'far' was killed by signal 9 while it started"):
@@ -81,14 +95,11 @@ class Prompt(StageClient):
     def stop(self, timeout_s: float) -> None: ...
 
 
-async def test_a_stage_is_ready_so_long_after_its_start_was_ordered(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_stage_is_ready_so_long_after_its_start_was_ordered() -> None:
     """Its process and what it imports are part of that."""
-    monkeypatch.setattr("antiphon.orchestrator.stages.ProcessStage", Prompt)
     seen: list[tuple[str, str]] = []
-    clock = iter((100.0, 103.0, 104.5)).__next__
-    stages = stage_set(on_progress=lambda *said: seen.append(said), clock=clock)
+    clock = iter((100.0, 101.0, 103.0, 105.5)).__next__
+    stages = stage_set(lambda *said: seen.append(said), clock, Prompt)
     await stages.start(60)
     await stages.stop()
     assert seen[-2:] == [("near", "ready after 3.0 s"), ("far", "ready after 4.5 s")]

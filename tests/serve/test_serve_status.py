@@ -28,7 +28,7 @@ def test_health_tells_of_a_stage_that_has_died(fake_server: FakeServer) -> None:
     assert answer.status_code == 503
     assert answer.json()["status"] == "degraded"
     assert answer.json()["stages"]["talker"]["replicas"] == [
-        {"id": 0, "state": "gone", "reason": "it fell"}
+        {"id": 0, "state": "gone", "restarts": 0, "reason": "it fell"}
     ]
     assert answer.json()["stages"]["thinker"]["state"] == "ready"
 

@@ -26,7 +26,9 @@ from tokenizers.pre_tokenizers import Whitespace
 
 from antiphon import AsyncOmni
 from antiphon.orchestrator.clients import OnEvent, OnGone
+from antiphon.pipeline.deployment import Deployment
 from antiphon.pipeline.entry import EntryRequest
+from antiphon.pipeline.supervision import Supervision
 from antiphon.pipeline.topology import EdgeMode, Entry, Topology
 from antiphon.serve.app import create_app
 from antiphon.serve.run import bind, listening_on, url_of
@@ -45,6 +47,7 @@ ANSWERS: Mapping[str, Answer] = {
     "talker": Answer(token_ids=(4, 5)),
     "code2wav": Answer(samples=(0.0, 0.5, -0.5, 0.25) * 1200),  # 0.2 s at 24 kHz
 }
+ONE_LIFE = Deployment(supervision=Supervision(restarts=0))
 BY_HAND: Mapping[str, Answer] = {}
 
 
@@ -106,13 +109,17 @@ class FakeServer:
         topology: Topology = FAKE,
         ready: bool = True,
         settings: Mapping[str, Any] | None = None,
+        deployment: Deployment = ONE_LIFE,
     ) -> None:
         self._answers = answers
         self._ready = ready
         self.settings = ServeSettings(port=0, **(settings or {}))
         self.stages: dict[str, FakeStage] = {}
         self.omni = AsyncOmni(
-            topology, make_client=self._make_client, max_queued=self.settings.max_queued
+            topology,
+            deployment=deployment,
+            make_client=self._make_client,
+            max_queued=self.settings.max_queued,
         )
         self.url = ""
         self._loop = asyncio.new_event_loop()

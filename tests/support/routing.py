@@ -23,15 +23,17 @@ from antiphon.orchestrator.api import (
     SessionEvent,
     TextDelta,
 )
+from antiphon.orchestrator.clients import Frames
 from antiphon.orchestrator.flow import FlowPlan
 from antiphon.orchestrator.live import LiveRequest
+from antiphon.orchestrator.replica import Replica
 from antiphon.orchestrator.router import Router
 from antiphon.orchestrator.segments import LiveSession, SessionPlan
 from antiphon.orchestrator.sessions import Session
 from antiphon.orchestrator.uids import root_of, segment_root, unit_uid
 from antiphon.pipeline.detokenize import Detokenizer
 from antiphon.pipeline.topology import EdgeMode, Stage, Topology
-from antiphon.stage.messages import Command, Submit
+from antiphon.stage.messages import Command, Event, Submit
 from antiphon.testing.clock import ManualClock
 from antiphon.testing.fake_stage import Answer, FakeStage
 from sample_pipeline import TOPOLOGY
@@ -74,19 +76,25 @@ class Routing:
     ) -> None:
         self.topology = topology
         self.clock = ManualClock()
-        self.router = Router(self.clock)
+        self.router = Router(self.clock, later=self.clock.later)
         self.keys: set[str] = set()
         self.stages = {
             name: FakeStage(
                 name,
-                self.router.on_event,
-                self.router.on_gone,
+                self._on_event,
+                self._on_gone,
                 keys=self.keys,
                 answer=None if answers is None else answers[name],
             )
             for name in topology.stage_names
         }
-        self.router.attach(self.stages)
+        self.router.attach({Replica(name): stage for name, stage in self.stages.items()})
+
+    def _on_event(self, stage: str, event: Event, frames: Frames) -> None:
+        self.router.on_event(Replica(stage), event, frames)
+
+    def _on_gone(self, stage: str, why: AntiphonError) -> None:
+        self.router.on_gone(Replica(stage), why)
 
     def __getitem__(self, stage: str) -> FakeStage:
         return self.stages[stage]

@@ -166,7 +166,7 @@ def run(options: argparse.Namespace) -> int:
         modalities=modalities,
         on_progress=loading,
         max_queued=settings.max_queued,
-        on_gone=lambda stage, why: _say(f"stage {stage} is gone: {why}"),
+        on_notice=_say,
     )
 
     async def main() -> None:

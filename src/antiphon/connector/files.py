@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from antiphon.connector.parts import write
+from antiphon.connector.runs import check_owner
 from antiphon.connector.segments import HEAD, SEGMENT_BYTES, payload_length
 
 # A large payload is read as a whole: finding its pages at once costs less than one by one.
@@ -35,9 +36,11 @@ def map_and_unlink(path: Path) -> memoryview:
     """The bytes of `path`, which is gone afterwards. Of several takers the one to unlink wins.
 
     A segment stays locked as long as the view is referenced: the mapping has a descriptor too.
+    Raises OSError, also for a link, and for a file of another user.
     """
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
+        check_owner(fd)
         size, start, flags = os.fstat(fd).st_size, 0, mmap.MAP_SHARED
         if size >= SEGMENT_BYTES:
             # Waits only for what `drop_orphans` does, or if the payload has been taken already.

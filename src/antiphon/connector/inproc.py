@@ -101,6 +101,7 @@ class InprocConnector(Connector):
             own = [e.data.nbytes for e in self._store.entries.values() if e.owner is self]
             if (len(own), sum(own)) != (self._entries, self._bytes_held):
                 raise AssertionError("the connector's counters and contents disagree")
+            self._pool.check_integrity()
 
     def trim(self) -> int:
         with self._store.lock:

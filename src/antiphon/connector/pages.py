@@ -64,6 +64,14 @@ class PagePool:
                 if pages.is_idle if idle else not pages.stored:
                     self._kept.remove(pages)
 
+    def check_integrity(self) -> None:
+        """Raise AssertionError if room that stores a payload could be given to another."""
+        for pages in self._kept:
+            if not 0 <= pages.stored <= pages.memory.nbytes:
+                raise AssertionError("more is stored in pages than they hold")
+            if pages.stored and pages.is_idle:
+                raise AssertionError("pages store what nobody has")
+
     def clear(self) -> int:
         """Keep nothing. Returns the bytes that stored nothing."""
         spare = self.spare

@@ -8,15 +8,19 @@ files.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
+import hashlib
 import os
 import re
 import secrets
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
 
 from antiphon.errors import ConnectorError
 
+_KEPT = ".kept"
 _RUN = re.compile(r"[A-Za-z0-9_]{1,32}")
 _FILE = re.compile(r"antiphon-([A-Za-z0-9_]{1,32})(?:\.lock|-[0-9a-f]{32}(?:\.kept)?)")
 
@@ -37,9 +41,22 @@ def data_name(run: str, digest: str) -> str:
     return f"antiphon-{run}-{digest}"
 
 
+def key_digest(key: str) -> str:
+    """32 hexadecimal digits for a key, of which the first 8 are those of its group.
+
+    A group is what stands before the first slash: all payloads of one unit have it.
+    """
+    group = key.partition("/")[0]
+    return f"{_digest(group, 4)}{_digest(key, 12)}"
+
+
+def _digest(text: str, size: int) -> str:
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=size).hexdigest()
+
+
 def kept_name(run: str, token: str) -> str:
     """File name of a segment that its producer keeps. `token` has 32 hexadecimal digits."""
-    return f"{data_name(run, token)}.kept"
+    return f"{data_name(run, token)}{_KEPT}"
 
 
 def kept_pattern(run: str) -> str:
@@ -53,6 +70,31 @@ def is_current(fd: int, path: Path) -> bool:
         return os.path.samestat(os.fstat(fd), path.lstat())
     except FileNotFoundError:
         return False
+
+
+def check_owner(fd: int) -> None:
+    """Raise PermissionError for a file of another user, who may have put it in ours' place."""
+    if os.fstat(fd).st_uid != os.geteuid():
+        raise PermissionError(errno.EPERM, "the file belongs to another user")
+
+
+def is_ours(path: Path) -> bool:
+    """Whether a file of this user's is there. Whoever sees a name may give it to a file of theirs,
+    once the payload has been taken.
+    """
+    try:
+        return path.lstat().st_uid == os.geteuid()
+    except FileNotFoundError:
+        return False
+
+
+def remove_file(path: Path) -> bool:
+    """Whether it was there, and ours to remove: another user may have taken its place."""
+    try:
+        path.unlink()
+    except (FileNotFoundError, PermissionError, IsADirectoryError):
+        return False
+    return True
 
 
 class RunLock:
@@ -88,14 +130,28 @@ class RunLock:
 
 
 def remove_run(run: str, directory: Path | None = None) -> int:
-    """Remove all files of a run, held or not, the lock last. Returns how many but the lock."""
+    """Remove all files of a run, held or not, the lock last. Returns how many but the lock.
+
+    What another user has put beside them stays, as it is theirs to remove.
+    """
     directory = shm_directory() if directory is None else directory
+    removed = sum(map(remove_file, directory.glob(data_name(_checked(run), "*"))))
+    remove_file(_lock_path(directory, run))
+    return removed
+
+
+def remove_payloads(run: str, groups: Collection[str], directory: Path | None = None) -> int:
+    """Remove all payloads of a run whose keys are in one of these groups. Returns how many.
+
+    For those that a producer has stored and told nobody of before it ended.
+    """
+    directory = shm_directory() if directory is None else directory
+    beginnings = tuple(data_name(_checked(run), _digest(group, 4)) for group in groups)
     removed = 0
-    for path in directory.glob(data_name(_checked(run), "*")):
-        with contextlib.suppress(FileNotFoundError):
-            path.unlink()
-            removed += 1
-    _lock_path(directory, run).unlink(missing_ok=True)
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            if entry.name.startswith(beginnings) and not entry.name.endswith(_KEPT):
+                removed += remove_file(Path(entry.path))
     return removed
 
 
@@ -104,7 +160,10 @@ def reclaim_dead_runs(directory: Path | None = None) -> int:
     directory = shm_directory() if directory is None else directory
     reclaimed = 0
     for run in _runs_of_this_user(directory):
-        fd = _lock(directory, run, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fd = _lock(directory, run, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:  # another user's, or no file at all: it must not keep us from starting
+            continue
         if fd is None:
             continue
         try:
@@ -142,10 +201,14 @@ def _lock(directory: Path, run: str, operation: int) -> int | None:
     while True:
         fd = os.open(path, flags, 0o600)
         try:
+            check_owner(fd)  # before locking: a stranger who holds the lock would have us wait
             fcntl.flock(fd, operation)
         except BlockingIOError:
             os.close(fd)
             return None
+        except OSError:
+            os.close(fd)
+            raise
         if is_current(fd, path):
             return fd
         os.close(fd)  # removed between opening and locking: the name is free for a new file

@@ -7,8 +7,6 @@ of a large payload is kept, and written again (`connector.segments`).
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,7 +15,14 @@ from pathlib import Path
 from antiphon.connector import files
 from antiphon.connector.base import Buffer, Connector, ConnectorStatistics
 from antiphon.connector.parts import as_bytes
-from antiphon.connector.runs import RunLock, data_name, shm_directory
+from antiphon.connector.runs import (
+    RunLock,
+    data_name,
+    is_ours,
+    key_digest,
+    remove_file,
+    shm_directory,
+)
 from antiphon.connector.segments import SEGMENT_BYTES, Segment, SegmentPool, drop_orphans
 from antiphon.errors import ConnectorError
 
@@ -97,9 +102,7 @@ class ShmConnector(Connector):
     def delete(self, keys: Iterable[str]) -> int:
         found = 0
         for path in map(self._path, keys):
-            with contextlib.suppress(FileNotFoundError):
-                path.unlink()
-                found += 1
+            found += remove_file(path)
             with self._lock:
                 self._forget(path.name)
         with self._lock:
@@ -138,15 +141,14 @@ class ShmConnector(Connector):
         with self._lock:
             self._closed = True
             for name in self._ledger:
-                (self._directory / name).unlink(missing_ok=True)
+                remove_file(self._directory / name)
             self._ledger.clear()
             self._bytes_held = 0
             self._pool.clear()
             self._run_lock.close()
 
     def _path(self, key: str) -> Path:
-        digest = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
-        return self._directory / data_name(self._run_lock.run, digest)
+        return self._directory / data_name(self._run_lock.run, key_digest(key))
 
     def _reserve(self, size: int) -> tuple[Segment | None, int]:
         """The segment to write `size` bytes to, if not to a file of their own, and how many bytes
@@ -210,7 +212,7 @@ class ShmConnector(Connector):
                 self._failures += 1
                 return
             if self._closed:
-                (self._directory / name).unlink(missing_ok=True)
+                remove_file(self._directory / name)
                 self._failures += 1
                 raise ConnectorError("The connector was closed while it stored a payload.")
             self._forget(name)  # the same key, put, taken elsewhere and put again
@@ -230,7 +232,7 @@ class ShmConnector(Connector):
 
     def _reconcile(self) -> None:
         """Drop from the ledger what other processes have taken; the lock is held."""
-        for name in [name for name in self._ledger if not (self._directory / name).exists()]:
+        for name in [name for name in self._ledger if not is_ours(self._directory / name)]:
             self._forget(name)
 
     @property

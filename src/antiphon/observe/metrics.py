@@ -42,6 +42,15 @@ class Metrics:
         """All that there is now."""
         return families_of(self._registry)
 
+    def __len__(self) -> int:
+        """Requests that are running."""
+        return len(self._running)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if a request waits that does not run."""
+        if not self._waiting <= self._running:
+            raise AssertionError("a request is counted as waiting that is over")
+
     # --- the observer -------------------------------------------------------------------------
 
     def began(self, uid: str, path: tuple[str, ...]) -> None:

@@ -6,50 +6,51 @@ import itertools
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 
+from antiphon.orchestrator.replica import Replica
 from antiphon.stage.messages import Command
 
-Send = Callable[[str, Command], None]
+Send = Callable[[Replica, Command], None]
 
 
 @dataclass(slots=True)
 class _Asked:
-    awaiting: set[str]  # stages
+    awaiting: set[Replica]
     done: Callable[[], None]
 
 
 class Acknowledgements:
-    """One record per question. A stage that is gone owes no answer."""
+    """One record per question. A replica that is gone owes no answer, also when it is back."""
 
-    def __init__(self, send: Send, gone: Container[str]) -> None:
+    def __init__(self, send: Send, gone: Container[Replica]) -> None:
         self._send = send
         self._gone = gone
         self._tokens = itertools.count()
         self._asked: dict[int, _Asked] = {}
 
     def ask(
-        self, commands: Mapping[str, Callable[[int], Command]], done: Callable[[], None]
+        self, commands: Mapping[Replica, Callable[[int], Command]], done: Callable[[], None]
     ) -> None:
-        """Send each stage its command, made with the token that the answer will carry.
+        """Send each replica its command, made with the token that the answer will carry.
 
         `done` is called once when all have answered; at once if there is nobody to ask.
         """
         token = next(self._tokens)
-        awaiting = {stage for stage in commands if stage not in self._gone}
+        awaiting = {replica for replica in commands if replica not in self._gone}
         self._asked[token] = _Asked(awaiting, done)
-        for stage in list(awaiting):
-            self._send(stage, commands[stage](token))
+        for replica in list(awaiting):
+            self._send(replica, commands[replica](token))
         self._settle(token)
 
-    def answered(self, stage: str, token: int) -> None:
-        """A stage's answer; one that nobody waits for is ignored."""
+    def answered(self, replica: Replica, token: int) -> None:
+        """A replica's answer; one that nobody waits for is ignored."""
         if (asked := self._asked.get(token)) is not None:
-            asked.awaiting.discard(stage)
+            asked.awaiting.discard(replica)
             self._settle(token)
 
-    def lost(self, stage: str) -> None:
-        """A stage has ended: nothing of what it was asked about is left there."""
+    def lost(self, replica: Replica) -> None:
+        """A replica has ended: nothing of what it was asked about is left there."""
         for token in list(self._asked):
-            self.answered(stage, token)
+            self.answered(replica, token)
 
     def abandon(self) -> None:
         """No stage answers any more: everything counts as acknowledged."""

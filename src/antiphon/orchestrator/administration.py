@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+import time
+from collections.abc import Callable, Mapping
 
-from antiphon.errors import AntiphonError, ShutdownError
+from antiphon.errors import AntiphonError, InvalidRequestError, ShutdownError
 from antiphon.observe.record import Observer
 from antiphon.orchestrator.admission import Admission
-from antiphon.orchestrator.clients import Frames, OnGone
+from antiphon.orchestrator.clients import Frames, StageClient
 from antiphon.orchestrator.questions import Answer, Questions
+from antiphon.orchestrator.replica import Replica, ReplicaState, StageState
 from antiphon.orchestrator.router import Router
 from antiphon.orchestrator.stages import StageSet
 from antiphon.stage.messages import (
@@ -28,24 +28,25 @@ from antiphon.stage.spec import StageSpec
 MEMORY = frozenset({"weights", "kv_cache"})
 """vLLM's names of what a stage gives back when it sleeps."""
 
-
-@dataclass(frozen=True, slots=True)
-class StageState:
-    """Whether a stage serves; `why` it does not if it is gone. Asleep, it lets requests wait."""
-
-    state: Literal["starting", "ready", "asleep", "gone"]
-    why: str | None = None
+OnNotice = Callable[[str], None]
+"""Told in one line what an operator wants to know: a replica was lost, serves again, stays down."""
 
 
 class Administration:
-    """The base of `AsyncOmni`: its stages, and those that are asked by name of the question."""
+    """The base of `AsyncOmni`: its stages, and those that are asked by name of the question.
 
-    def __init__(self, router: Router, on_gone: OnGone | None = None) -> None:
+    What is given by replica has names: the stage's, with "/1" behind it for its second replica, and
+    so on.
+    """
+
+    def __init__(self, router: Router, on_notice: OnNotice | None = None) -> None:
         self._router = router
-        self._told_of_losses = on_gone or (lambda stage, why: None)
+        self._notify = on_notice or (lambda line: None)
         self._asleep: frozenset[str] = frozenset()  # memory that was given back
+        self._sleep_level = 1
         self._questions = Questions()
         self._specs: dict[str, StageSpec] = {}
+        self._replicas: dict[Replica, StageSpec] = {}
         self._stages: StageSet | None = None
         self._ready = False  # all of them serve
 
@@ -55,21 +56,26 @@ class Administration:
 
     @property
     def num_running(self) -> int:
-        """Requests that have been submitted and have no outcome yet."""
+        """Requests that have been submitted and have no outcome yet, or that a stage still holds
+        something of.
+        """
         return len(self._router)
 
     @property
     def stage_states(self) -> dict[str, StageState]:
         """How each stage that was to start is: truthful at any time."""
-        states = {}
-        for name in self._specs:
-            why = self._router.gone.get(name)
-            if why is not None:
-                states[name] = StageState("gone", str(why))
-            else:
-                awake: StageState = StageState("asleep" if self._asleep else "ready")
-                states[name] = awake if self._ready else StageState("starting")
-        return states
+        found: dict[str, list[ReplicaState]] = {}
+        for replica in self._replicas:
+            found.setdefault(replica.stage, []).append(self._state(replica))
+        return {stage: StageState(tuple(states)) for stage, states in found.items()}
+
+    def _state(self, replica: Replica) -> ReplicaState:
+        seats = {} if self._stages is None else self._stages.seats
+        seat = seats.get(replica)
+        if seat is None or not (self._ready or seat.life.restarts):
+            return ReplicaState(replica.number, "starting")
+        draining = replica in self._router.draining
+        return seat.state(time.monotonic(), asleep=bool(self._asleep), draining=draining)
 
     @property
     def admission(self) -> Admission:
@@ -78,14 +84,19 @@ class Administration:
 
     @property
     def stage_pids(self) -> dict[str, int]:
-        """Process ids of the running stages; empty when they run in the caller's process."""
+        """Process ids by replica; empty when stages run in the caller's process."""
         clients = {} if self._stages is None else self._stages.clients
-        return {name: c.pid for name, c in clients.items() if c.pid is not None}
+        return {str(replica): c.pid for replica, c in clients.items() if c.pid is not None}
+
+    # --- questions ----------------------------------------------------------------------------
 
     async def sleep(self, level: int = 1) -> dict[str, int]:
-        """Have every stage give memory back; bytes freed per stage. Requests wait until `wake`."""
+        """Have every stage give memory back; bytes freed by replica. Requests wait until `wake`.
+
+        A replica that is being started again sleeps as soon as it serves.
+        """
         answers = await self._ask(lambda token: Sleep(level, token))
-        self._asleep = MEMORY
+        self._asleep, self._sleep_level = MEMORY, level
         return {name: a.bytes_freed for name, a in answers.items() if isinstance(a, Acknowledged)}
 
     async def wake(self, tags: list[str] | None = None) -> None:
@@ -94,19 +105,17 @@ class Administration:
         self._asleep -= MEMORY if tags is None else frozenset(tags)
 
     async def inspect(self) -> dict[str, Inspection]:
-        """Check every store of every stage; what each holds."""
+        """Check every store of every stage; what each replica holds."""
         self._router.check_integrity()
         answers = await self._ask(Inspect)
         return {name: a for name, a in answers.items() if isinstance(a, Inspection)}
 
-    async def measure(self, timeout_s: float = 1.0) -> dict[str, Measured]:
-        """Figures of the stages, between two steps of each; nothing is checked.
+    async def measure(self, timeout_s: float = 1.0) -> dict[Replica, Measured]:
+        """Figures of the replicas, between two steps of each; nothing is checked.
 
         One that runs no more or does not answer in time is left out: this neither hangs nor fails.
         """
-        clients = {} if self._stages is None or not self._ready else self._stages.clients
-        alive = {name: c for name, c in clients.items() if name not in self._router.gone}
-        return await self._questions.measure(alive, timeout_s)
+        return await self._questions.measure(self._alive() if self._ready else {}, timeout_s)
 
     @property
     def late_outputs(self) -> int:
@@ -114,21 +123,77 @@ class Administration:
         return self._router.late_outputs
 
     async def _ask(self, command: Callable[[int], Command]) -> dict[str, Answer]:
-        clients = self._serving().clients
-        for name in clients:
+        self._serving()
+        for name in self._specs:
             self._router.require(name)
-        return await self._questions.ask(clients, command)
+        answers = await self._questions.ask(self._alive(), command)
+        return {str(replica): answer for replica, answer in answers.items()}
 
-    def _on_gone(self, stage: str, why: AntiphonError) -> None:
-        self._router.on_gone(stage, why)
-        self._questions.lost(stage, why)
-        self._told_of_losses(stage, why)
+    def _alive(self) -> Mapping[Replica, StageClient]:
+        clients = {} if self._stages is None else self._stages.clients
+        return {r: c for r, c in clients.items() if r not in self._router.gone}
 
-    def _on_event(self, stage: str, event: Event, frames: Frames) -> None:
+    # --- replicas -----------------------------------------------------------------------------
+
+    async def drain(self, stage: str, replica: int = 0) -> None:
+        """Give a replica no more requests; returns when those that it has are over.
+
+        Raises InvalidRequestError for one that is not there.
+        """
+        await self._router.drain(self._known(stage, replica))
+
+    def rejoin(self, stage: str, replica: int = 0) -> None:
+        """Undo `drain`. Raises InvalidRequestError for one that is not there."""
+        self._router.rejoin(self._known(stage, replica))
+
+    async def restart(self, stage: str, replica: int = 0) -> None:
+        """Drain a replica, end its process and start another; returns when that serves.
+
+        Raises InvalidRequestError for one that is not there or cannot be started again,
+        StageDiedError or StageStartError if it does not come back.
+        """
+        known = self._known(stage, replica)
+        stages = self._serving()
+        if not stages.clients[known].watched:
+            raise InvalidRequestError("stages in the caller's process cannot be started again")
+        try:
+            await self._router.drain(known)
+            await stages.restart(known)
+        finally:
+            self._router.rejoin(known)
+
+    def _known(self, stage: str, number: int) -> Replica:
+        replica = Replica(stage, number)
+        if replica not in self._replicas:
+            known = ", ".join(map(str, self._replicas)) or "none"
+            raise InvalidRequestError(f"there is no replica {replica}; there is {known}")
+        return replica
+
+    # --- what stages say ----------------------------------------------------------------------
+
+    def on_event(self, replica: Replica, event: Event, frames: Frames) -> None:
+        """For the stages: what a replica reported."""
         if isinstance(event, Acknowledged | Inspection | Measured):
-            self._questions.answered(stage, event)
+            self._questions.answered(replica, event)
         else:
-            self._router.on_event(stage, event, frames)
+            self._router.on_event(replica, event, frames)
+
+    def on_gone(self, replica: Replica, why: AntiphonError, restart_in_s: float | None) -> None:
+        """For the stages: a replica's process has ended."""
+        self._router.on_gone(replica, why)
+        self._questions.lost(replica, why)
+        if restart_in_s is None:
+            self._notify(f"stage {replica} is gone, and stays down: {why}")
+        else:
+            self._notify(f"stage {replica} starts again in {restart_in_s:g} s: {why}")
+
+    def on_back(self, replica: Replica) -> None:
+        """For the stages: another process serves in the place of one that has ended."""
+        self._router.on_back(replica)
+        self._notify(f"stage {replica} serves again")
+        if self._asleep and self._stages is not None:
+            client = self._stages.clients[replica]
+            self._questions.tell({replica: client}, lambda token: Sleep(self._sleep_level, token))
 
     def _serving(self) -> StageSet:
         if self._stages is None or not self._ready:

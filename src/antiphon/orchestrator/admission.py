@@ -66,6 +66,11 @@ class Admission:
             self._between_ends_s += _SMOOTHING * (gap - self._between_ends_s)
         self._last_end_s = now
 
+    def check_integrity(self) -> None:
+        """Raise AssertionError if more has left a stage than had entered it."""
+        if any(count < 0 for count in self._live.values()):
+            raise AssertionError("more requests have left a stage than it had")
+
     def live(self, stage: str) -> int:
         """Requests that this stage has, running and waiting."""
         return self._live[stage]

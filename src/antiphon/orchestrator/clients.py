@@ -21,6 +21,15 @@ class StageClient(ABC):
         """Process id of the stage, None if it runs in the caller's process."""
         return None
 
+    @property
+    def watched(self) -> bool:
+        """Whether it answers `Ping`, and can be ended with `kill`."""
+        return False
+
+    def kill(self, why: AntiphonError) -> None:
+        """End the stage at once, as if it had died; its end is reported with `why`."""
+        raise NotImplementedError("only stages that are watched can be killed")
+
     @abstractmethod
     def send(self, command: Command) -> None:
         """Queue a command; never blocks, and is ignored once the stage is gone."""

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 
+from antiphon.orchestrator.replica import Replica
 from antiphon.payload.ref import Ref
 from antiphon.stage.messages import Command, Deliver, Discard, Used
 
-Send = Callable[[str, Command], None]
+Send = Callable[[Replica, Command], None]
 
 
 @dataclass(slots=True)
 class _Chunk:
-    producer: str
+    producer: Replica
     holders: int  # units that have not used it up
     on_used: Callable[[], None]
 
@@ -29,6 +30,7 @@ class Crossing:
     consumer_parts: list[int] = field(default_factory=list)
     first_used_s: float | None = None
     last_used_s: float | None = None
+    ended: bool = False  # nothing follows
 
     def sent(self, ref: Ref, now: float) -> None:
         """A chunk was stored."""
@@ -37,6 +39,7 @@ class Crossing:
             self.chunks += 1
         self.last_s = now
         self.bytes += ref.nbytes
+        self.ended |= ref.end
 
     def used(self, now: float) -> None:
         """A chunk was used up."""
@@ -45,21 +48,21 @@ class Crossing:
 
 
 class Deliveries:
-    """One table: who holds a chunk, and who stored it. `gone` are the stages that have ended.
+    """One table: who holds a chunk, and who stored it. `gone` are the replicas that have ended.
 
     Companions hold one chunk together. It is used up when all of them have said so.
     """
 
-    def __init__(self, send: Send, gone: Container[str]) -> None:
+    def __init__(self, send: Send, gone: Container[Replica]) -> None:
         self._send = send
         self._gone = gone
-        self._under_way: dict[str, dict[str, _Chunk]] = {}  # by consumer and key
-        self._outgoing: dict[str, list[tuple[str, Ref]]] = {}  # until `flush`, by consumer
+        self._under_way: dict[Replica, dict[str, _Chunk]] = {}  # by consumer and key
+        self._outgoing: dict[Replica, list[tuple[str, Ref]]] = {}  # until `flush`, by consumer
 
     def deliver(
         self,
-        producer: str,
-        consumer: str,
+        producer: Replica,
+        consumer: Replica,
         uids: tuple[str, ...],
         ref: Ref,
         on_used: Callable[[], None] = lambda: None,
@@ -79,18 +82,18 @@ class Deliveries:
     def flush(self) -> None:
         """Send what has been collected: one message per consumer."""
         outgoing, self._outgoing = self._outgoing, {}
-        for stage, items in outgoing.items():
-            self._send(stage, Deliver(items))
+        for replica, items in outgoing.items():
+            self._send(replica, Deliver(items))
 
-    def discard(self, producer: str, ref: Ref) -> None:
+    def discard(self, producer: Replica, ref: Ref) -> None:
         """A chunk that nobody will take."""
         if ref.key is not None:
             self._send(producer, Discard([ref.key]))
 
-    def used(self, consumer: str, edge: str, keys: list[str]) -> None:
+    def used(self, consumer: Replica, edge: str, keys: list[str]) -> None:
         """A unit of `consumer` needs each of these chunks no more: it may be room for others."""
         delivered = self._under_way.get(consumer, {})
-        over: dict[str, list[str]] = {}  # by producer
+        over: dict[Replica, list[str]] = {}  # by producer
         for key in keys:
             if (chunk := delivered.get(key)) is None:
                 continue
@@ -102,7 +105,7 @@ class Deliveries:
         for producer, returned in over.items():
             self._send(producer, Used(edge, returned))
 
-    def lost(self, consumer: str) -> None:
+    def lost(self, consumer: Replica) -> None:
         """`consumer` has ended: what it was given may still lie where it was stored."""
         for key, chunk in self._under_way.pop(consumer, {}).items():
             self._send(chunk.producer, Discard([key]))

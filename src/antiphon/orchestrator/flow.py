@@ -279,6 +279,19 @@ class Flow:
 
     # --- end ----------------------------------------------------------------------------------
 
+    def needs(self, stage: str) -> bool:
+        """Whether something is still to come from this stage: an output, or a payload."""
+        return any(
+            unit.finish is None
+            or any(not self._crossed(edge, unit) for edge in self._edges_from(stage))
+            for unit in self.units.get(stage, ())
+        )
+
+    def _crossed(self, edge: Edge, unit: Unit) -> bool:
+        """Whether all payloads of a unit have been stored, and their refs sent on."""
+        crossing = self.crossings.get((edge.name, unit.part))
+        return crossing is not None and crossing.ended
+
     @property
     def done(self) -> bool:
         """Every unit has finished; none is ever added after that."""

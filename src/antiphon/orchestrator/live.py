@@ -1,7 +1,8 @@
 """A request that is alive, and the one path on which it ends.
 
 Runs on the event loop's thread. Each request gets exactly one terminal outcome: a reply, or one
-typed error.
+typed error. It is told when every stage has let go of the request, or after `PATIENCE_S`: a stage
+that hangs holds up no caller.
 """
 
 from __future__ import annotations
@@ -16,11 +17,14 @@ from functools import partial
 from antiphon.errors import AntiphonError
 from antiphon.orchestrator.api import Finished, OmniEvent
 from antiphon.orchestrator.clients import Frames
-from antiphon.orchestrator.dispatch import Dispatch
 from antiphon.orchestrator.flow import Flow
+from antiphon.orchestrator.route import Route
+from antiphon.orchestrator.timers import Timer
 from antiphon.payload.ref import Ref
 from antiphon.pipeline.entry import AnyPrompt
 from antiphon.stage.messages import Abort, Output
+
+PATIENCE_S = 1.0
 
 
 class Phase(enum.Enum):
@@ -42,20 +46,21 @@ class LiveRequest:
 
     label: str | None
     flow: Flow
-    dispatch: Dispatch
+    route: Route
     over: Callable[[LiveRequest], None]
     events: asyncio.Queue[OmniEvent | AntiphonError] = field(default_factory=asyncio.Queue)
     phase: Phase = Phase.RUNNING
     outcome: AntiphonError | str | None = None  # of one that is being ended: error, finish reason
     ended: asyncio.Event = field(default_factory=asyncio.Event)
-    timer: asyncio.TimerHandle | None = None
+    timer: Timer | None = None
     cause: str | None = None  # of an abort: who wanted it
     quiet: bool = True  # nothing has been handed out
+    told: bool = False  # the outcome has been
 
     def start(self, prompts: Sequence[AnyPrompt]) -> None:
         """Submit it to its stages."""
         self.flow.start(prompts)
-        self.dispatch.observers.began(self.flow)
+        self.route.observers.began(self.flow)
 
     @property
     def uid(self) -> str:
@@ -82,22 +87,26 @@ class LiveRequest:
             self.events.put_nowait(event)
         if self.quiet and not self.flow.gathered.empty:
             self.quiet = False
-            self.dispatch.observers.first_output(self.flow)
+            self.route.observers.first_output(self.flow)
 
-    def on_ref(self, stage: str, ref: Ref) -> None:
-        """A payload is stored: forward it, or have it discarded if nobody will take it."""
+    def on_ref(self, stage: str, ref: Ref) -> bool:
+        """A payload is stored; false if nobody will take it."""
         if self.phase is not Phase.RUNNING:
-            self.dispatch.deliveries.discard(stage, ref)
-            return
+            return False
         try:
             self.flow.on_ref(stage, ref)
         except AntiphonError as error:
-            self.dispatch.deliveries.discard(stage, ref)
             self.end(error)
+            return False
+        return True
+
+    def units(self) -> list[str]:
+        """The names of all its units."""
+        return [uid for uids in self.flow.uids().values() for uid in uids]
 
     def needs(self, stage: str) -> bool:
         """Whether the request cannot go on without this stage."""
-        return stage in self.flow.units
+        return self.flow.needs(stage)
 
     def check_integrity(self) -> None:
         """Raise AssertionError if it runs and has nothing to wait for."""
@@ -105,7 +114,7 @@ class LiveRequest:
             raise AssertionError("a request is done and goes on")
 
     def end(self, error: AntiphonError | None, cause: str | None = None) -> None:
-        """Tell every stage on the path; the outcome follows when all have acknowledged.
+        """Tell every stage on the path; the outcome follows when all have acknowledged, or soon.
 
         Without an error it is an abort, and `cause` says who wanted it. Harmless if the request is
         ending already.
@@ -116,35 +125,55 @@ class LiveRequest:
         if self.phase is not Phase.RUNNING:
             return
         self.phase, self.outcome, self.cause = Phase.ENDING, outcome, cause
+        self.set_timer(PATIENCE_S, self._tell)
         units = self.flow.uids()
-        self.dispatch.acknowledgements.ask(
-            {stage: partial(Abort, uids) for stage, uids in units.items()}, self._close
-        )
+        self.route.ask({stage: partial(Abort, uids) for stage, uids in units.items()}, self._close)
+
+    def set_timer(self, seconds: float, call: Callable[[], None]) -> None:
+        """Order a call in place of the one that is, as an outcome has no use for a deadline."""
+        if self.timer is not None:
+            self.timer.cancel()
+        self.timer = self.route.later(seconds, call)
 
     def _close(self) -> None:
+        """No stage holds anything of it."""
+        self._tell()
+        self._let_go()
+
+    def _tell(self) -> None:
+        """Tell the outcome of a request that was ended, if that has not been done."""
+        if self.told:
+            return
         if isinstance(self.outcome, AntiphonError):
-            self._finish(self.outcome)
+            self._conclude(self.outcome)
         else:
-            self._reply(self.outcome)
+            self._conclude(self._replied(self.outcome))
 
-    def _reply(self, finish_reason: str | None = None) -> None:
+    def _reply(self) -> None:
+        self._conclude(self._replied(None))
+        self._let_go()
+
+    def _replied(self, finish_reason: str | None) -> Finished:
         self._hand_out(self.flow.rest())
-        self._finish(Finished(self.flow.reply(finish_reason)))
+        return Finished(self.flow.reply(finish_reason))
 
-    def _finish(self, outcome: Finished | AntiphonError) -> None:
+    def _conclude(self, outcome: Finished | AntiphonError) -> None:
+        self.told = True
+        self.events.put_nowait(self._recorded(outcome))
+
+    def _let_go(self) -> None:
         self.phase = Phase.TERMINAL
         if self.timer is not None:
             self.timer.cancel()
-        self.events.put_nowait(self._recorded(outcome))
         self.ended.set()
         self.over(self)
 
     def _recorded(self, outcome: Finished | AntiphonError) -> Finished | AntiphonError:
         """The outcome, with the request's record if it is a reply."""
-        ended = self.dispatch.observers.ended
+        ended = partial(self.route.observers.ended, self.flow, self.route.replicas)
         if isinstance(outcome, AntiphonError):
-            ended(self.flow, "error", outcome.code, str(outcome))
+            ended("error", outcome.code, str(outcome))
             return outcome
         reply = outcome.reply
-        timeline = ended(self.flow, reply.finish_reason, self.cause, None)
+        timeline = ended(reply.finish_reason, self.cause, None)
         return Finished(dataclasses.replace(reply, timeline=timeline))

@@ -5,24 +5,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import msgspec
 
-from antiphon.connector.runs import new_run_token
+from antiphon.connector.runs import new_run_token, remove_payloads
 from antiphon.core.options import Scalar
 from antiphon.errors import AntiphonError, InvalidRequestError, ShutdownError
-from antiphon.orchestrator.administration import Administration
+from antiphon.orchestrator.administration import Administration, OnNotice
 from antiphon.orchestrator.admission import Admission
 from antiphon.orchestrator.api import Finished, OmniEvent, OmniRequest, Reply
-from antiphon.orchestrator.clients import OnGone
 from antiphon.orchestrator.conversation import Messages
 from antiphon.orchestrator.flow import FlowPlan
 from antiphon.orchestrator.intake import Intake
 from antiphon.orchestrator.live import LiveRequest
 from antiphon.orchestrator.preparation import Preparation
+from antiphon.orchestrator.replica import Replica
 from antiphon.orchestrator.router import Router
 from antiphon.orchestrator.segments import LiveSession, SessionPlan
 from antiphon.orchestrator.sessions import Sampling, Session
@@ -49,7 +50,7 @@ class AsyncOmni(Administration):
     ("text", "audio") limit which stages start (None: all), and a request that needs another is
     refused. `max_queued` is how many requests may wait at each stage beyond those that it serves at
     a time; None is no bound.
-    `on_gone` is told of a stage whose process has ended, and why.
+    `on_notice` is told in one line of each stage that is lost, and of what follows.
     `make_client` starts the stages in another way than as vLLM engines, as `antiphon.testing` does.
     """
 
@@ -66,7 +67,7 @@ class AsyncOmni(Administration):
         on_progress: Progress | None = None,
         max_queued: int | None = None,
         make_client: MakeClient | None = None,
-        on_gone: OnGone | None = None,
+        on_notice: OnNotice | None = None,
     ) -> None:
         given = deployment or Deployment()
         if not isinstance(given, Deployment):
@@ -84,8 +85,9 @@ class AsyncOmni(Administration):
         self._inputs = inputs
         self._on_progress = on_progress or (lambda stage, phase: None)
         limits = _limits(self.deployment, max_queued)
-        super().__init__(Router(admission=Admission(limits)), on_gone)
         self._run = new_run_token()
+        reclaim = partial(remove_payloads, self._run)
+        super().__init__(Router(admission=Admission(limits), reclaim=reclaim), on_notice)
         self._intake: Intake | None = None
         self._preparation = Preparation()
 
@@ -105,6 +107,11 @@ class AsyncOmni(Administration):
             ),
             self._on_progress,
         )
+        self._replicas = {
+            Replica(name, index): spec
+            for name, spec in self._specs.items()
+            for index in range(self.deployment.replicas[name])
+        }
         models = {name: spec.model for name, spec in self._specs.items()}
         self.topology = await asyncio.to_thread(completed, self.topology, models)
         self._intake = await asyncio.to_thread(Intake, self.topology, models, self._entries)
@@ -116,11 +123,11 @@ class AsyncOmni(Administration):
         if self._intake is None:
             await self.prepare()
         stages = self._stages = StageSet(
-            self._specs,
-            in_process=self.deployment.in_process,
+            self._replicas,
+            self,
             run=self._run,
-            on_event=self._on_event,
-            on_gone=self._on_gone,
+            supervision=self.deployment.supervision,
+            in_process=self.deployment.in_process,
             on_progress=self._on_progress,
             make_client=self._make_client,
         )
@@ -184,7 +191,8 @@ class AsyncOmni(Administration):
                 if isinstance(event, Finished):
                     return
         finally:
-            await asyncio.shield(self._router.abort(live, "disconnect"))
+            if not live.told:
+                await asyncio.shield(self._router.abort(live, "disconnect"))
 
     async def generate(self, request: OmniRequest) -> Reply:
         """The whole reply."""
@@ -249,7 +257,7 @@ class AsyncOmni(Administration):
 
     async def _submitted(self, request: OmniRequest) -> LiveRequest:
         self._serving()
-        began_s = asyncio.get_running_loop().time()
+        began_s = self._router.clock()
         path, intake = request.check(self.topology), self._prepared()
         with self._router.preparing(request.request_id, path):
             prompts = await self._preparation.prompts(intake, request, path)
@@ -290,5 +298,6 @@ def _limits(deployment: Deployment, max_queued: int | None) -> dict[str, int]:
     if max_queued is None:
         return {}
     return {
-        name: (stage.max_num_seqs or 1) + max_queued for name, stage in deployment.stages.items()
+        name: deployment.replicas[name] * (stage.max_num_seqs or 1) + max_queued
+        for name, stage in deployment.stages.items()
     }

@@ -27,19 +27,30 @@ from antiphon.stage.wire import Channel
 
 
 class ProcessStage(StageClient):
-    """Starts the process in its constructor; `Ready` or `Failed` follows as an event."""
+    """Starts the process in its constructor; `Ready` or `Failed` follows as an event.
 
-    def __init__(self, spec: StageSpec, on_event: OnEvent, on_gone: OnGone) -> None:
+    `module` is what it runs: what is told there is that of `antiphon.stage.process`.
+    """
+
+    def __init__(
+        self,
+        spec: StageSpec,
+        on_event: OnEvent,
+        on_gone: OnGone,
+        *,
+        module: str = "antiphon.stage.process",
+    ) -> None:
         self._name = spec.name
         self._on_event = on_event
         self._on_gone = on_gone
         self._ready = False
         self._stopping = False
+        self._killed: AntiphonError | None = None
         encoded = msgspec.msgpack.encode(spec)
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(  # noqa: S603  our own module
-                [sys.executable, "-m", "antiphon.stage.process", str(theirs.fileno())],
+                [sys.executable, "-m", module, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 env=with_variables(spec.environment),
                 stdin=subprocess.DEVNULL,
@@ -64,6 +75,14 @@ class ProcessStage(StageClient):
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def watched(self) -> bool:
+        return True
+
+    def kill(self, why: AntiphonError) -> None:
+        self._killed = why
+        self._process.kill()
 
     def send(self, command: Command) -> None:
         self._outbox.put(command)
@@ -114,7 +133,7 @@ class ProcessStage(StageClient):
         if not self._stopping:
             if failure is not None and self._ready:  # its code says that it could not start
                 failure = StageDiedError(f"stage '{self._name}' failed: {failure}")
-            self._on_gone(self._name, failure or self._obituary(status))
+            self._on_gone(self._name, self._killed or failure or self._obituary(status))
 
     def _obituary(self, status: int) -> StageDiedError | StageStartError:
         how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"

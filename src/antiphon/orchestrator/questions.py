@@ -1,4 +1,4 @@
-"""Administration: questions to every stage at once, each answered by one message."""
+"""Administration: questions to every replica at once, each answered by one message."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 
 from antiphon.errors import AntiphonError, ShutdownError, from_wire
 from antiphon.orchestrator.clients import StageClient
+from antiphon.orchestrator.replica import Replica
 from antiphon.stage.messages import Acknowledged, Command, Inspection, Measure, Measured
 
 Answer = Acknowledged | Inspection | Measured
@@ -18,76 +19,83 @@ class Questions:
 
     def __init__(self) -> None:
         self._tokens = itertools.count()
-        self._open: dict[int, tuple[str, asyncio.Future[Answer]]] = {}  # with the stage
-        self._measuring: dict[str, asyncio.Future[Answer]] = {}  # by stage
+        self._open: dict[int, tuple[Replica, asyncio.Future[Answer]]] = {}  # with whom was asked
+        self._measuring: dict[Replica, asyncio.Future[Answer]] = {}
 
     async def ask(
-        self, clients: Mapping[str, StageClient], command: Callable[[int], Command]
-    ) -> dict[str, Answer]:
-        """Send each stage a command, made with the token of its answer; all answers.
+        self, clients: Mapping[Replica, StageClient], command: Callable[[int], Command]
+    ) -> dict[Replica, Answer]:
+        """Send each replica a command, made with the token of its answer; all answers.
 
-        Raises the first stage's error, of those that answer with one or are lost.
+        Raises the first one's error, of those that answer with one or are lost.
         """
         loop = asyncio.get_running_loop()
         futures = {}
-        for name, client in clients.items():
+        for replica, client in clients.items():
             token = next(self._tokens)
-            futures[name] = loop.create_future()
-            self._open[token] = (name, futures[name])
+            futures[replica] = loop.create_future()
+            self._open[token] = (replica, futures[replica])
             client.send(command(token))
         answers = await asyncio.gather(*futures.values())
         return dict(zip(futures, answers, strict=True))
 
-    async def measure(
-        self, clients: Mapping[str, StageClient], timeout_s: float
-    ) -> dict[str, Measured]:
-        """The figures of those stages that give them in time. Raises nothing for the others.
+    def tell(
+        self, clients: Mapping[Replica, StageClient], command: Callable[[int], Command]
+    ) -> None:
+        """Send each replica a command whose answer nobody waits for."""
+        for client in clients.values():
+            client.send(command(next(self._tokens)))
 
-        A stage that has not answered yet is not asked again: its answer is for all who wait.
+    async def measure(
+        self, clients: Mapping[Replica, StageClient], timeout_s: float
+    ) -> dict[Replica, Measured]:
+        """The figures of those that give them in time. Raises nothing for the others.
+
+        One that has not answered yet is not asked again: its answer is for all who wait.
         """
         futures = {
-            name: self._measuring.get(name) or self._ask_to_measure(name, client)
-            for name, client in clients.items()
+            replica: self._measuring.get(replica) or self._ask_to_measure(replica, client)
+            for replica, client in clients.items()
         }
         if not futures:
             return {}
         done, _ = await asyncio.wait(futures.values(), timeout=timeout_s)
-        found = {name: future for name, future in futures.items() if future in done}
-        answers = {n: f.result() for n, f in found.items() if f.exception() is None}
-        return {name: a for name, a in answers.items() if isinstance(a, Measured)}
+        found = {replica: future for replica, future in futures.items() if future in done}
+        answers = {r: f.result() for r, f in found.items() if f.exception() is None}
+        return {replica: a for replica, a in answers.items() if isinstance(a, Measured)}
 
-    def _ask_to_measure(self, name: str, client: StageClient) -> asyncio.Future[Answer]:
+    def _ask_to_measure(self, replica: Replica, client: StageClient) -> asyncio.Future[Answer]:
         token = next(self._tokens)
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._open[token] = (name, future)
-        self._measuring[name] = future
-        future.add_done_callback(lambda _: self._measured(name))
+        self._open[token] = (replica, future)
+        self._measuring[replica] = future
+        future.add_done_callback(lambda _: self._measured(replica))
         client.send(Measure(token))
         return future
 
-    def _measured(self, name: str) -> None:
+    def _measured(self, replica: Replica) -> None:
         """Answered, or lost; then nobody may be left to be told of it."""
-        future = self._measuring.pop(name)
+        future = self._measuring.pop(replica)
         if not future.cancelled():
             future.exception()
 
-    def answered(self, stage: str, answer: Answer) -> None:
-        """A stage's answer; one that nobody waits for is ignored."""
-        _, future = self._open.pop(answer.token, (stage, None))
+    def answered(self, replica: Replica, answer: Answer) -> None:
+        """A replica's answer; one that nobody waits for is ignored."""
+        _, future = self._open.pop(answer.token, (replica, None))
         if future is None or future.done():
             return
         if isinstance(answer, Measured) or answer.error is None:
             future.set_result(answer)
         else:
             error = from_wire(answer.error)
-            future.set_exception(type(error)(f"stage '{stage}': {error}"))
+            future.set_exception(type(error)(f"stage '{replica}': {error}"))
 
-    def lost(self, stage: str, why: AntiphonError) -> None:
-        """A stage has ended and answers no more."""
-        for name, future in self._open.values():
-            if name == stage and not future.done():
+    def lost(self, replica: Replica, why: AntiphonError) -> None:
+        """A replica has ended and answers no more."""
+        for asked, future in self._open.values():
+            if asked == replica and not future.done():
                 future.set_exception(why)
-        self._open = {t: a for t, a in self._open.items() if a[0] != stage}
+        self._open = {t: a for t, a in self._open.items() if a[0] != replica}
 
     def abandon(self) -> None:
         """No stage answers any more."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
 from antiphon.errors import AntiphonError
 from antiphon.observe.record import EdgeSpan, Observer, Playback, StageSpan, Timeline
 from antiphon.orchestrator.deliveries import Crossing
 from antiphon.orchestrator.flow import Flow
 from antiphon.orchestrator.gathered import Unit
+from antiphon.orchestrator.replica import Replica
 from antiphon.pipeline.topology import Edge
 
 
@@ -34,15 +36,28 @@ class Observers:
         for observer in self._all:
             observer.refused(error.code)
 
-    def ended(self, flow: Flow, outcome: str, cause: str | None, message: str | None) -> Timeline:
+    def ended(
+        self,
+        flow: Flow,
+        replicas: Mapping[str, Replica],
+        outcome: str,
+        cause: str | None,
+        message: str | None,
+    ) -> Timeline:
         """The request's record, which every observer has been given."""
-        timeline = _timeline(flow, outcome, cause, message)
+        timeline = _timeline(flow, replicas, outcome, cause, message)
         for observer in self._all:
             observer.ended(timeline)
         return timeline
 
 
-def _timeline(flow: Flow, outcome: str, cause: str | None, message: str | None) -> Timeline:
+def _timeline(
+    flow: Flow,
+    replicas: Mapping[str, Replica],
+    outcome: str,
+    cause: str | None,
+    message: str | None,
+) -> Timeline:
     plan, gathered, start = flow.plan, flow.gathered, flow.gathered.started_s
     timings, usage = flow.timings, flow.usage
     playback = None
@@ -76,16 +91,19 @@ def _timeline(flow: Flow, outcome: str, cause: str | None, message: str | None) 
         text_s=tuple(gathered.text_s),
         audio_s=tuple(gathered.audio_s),
         stages=tuple(
-            _stage_span(stage, unit, start) for stage, units in flow.units.items() for unit in units
+            _stage_span(replicas[stage], unit, start)
+            for stage, units in flow.units.items()
+            for unit in units
         ),
         edges=_edge_spans(flow, start),
         trace_headers=plan.request.trace_headers,
     )
 
 
-def _stage_span(stage: str, unit: Unit, start: float) -> StageSpan:
+def _stage_span(replica: Replica, unit: Unit, start: float) -> StageSpan:
     return StageSpan(
-        stage=stage,
+        stage=replica.stage,
+        replica=replica.number,
         part=unit.part,
         submitted_s=unit.submitted_s - start,
         input_s=_since(start, unit.input_s),

@@ -9,8 +9,11 @@ import asyncio
 import itertools
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
+from functools import partial
 
 from antiphon.errors import (
     AntiphonError,
@@ -25,7 +28,10 @@ from antiphon.orchestrator.flow import Flow, FlowPlan
 from antiphon.orchestrator.live import LiveRequest, Phase
 from antiphon.orchestrator.preparation import deadline_passed
 from antiphon.orchestrator.recording import Observers
+from antiphon.orchestrator.replica import Replica
+from antiphon.orchestrator.route import Route
 from antiphon.orchestrator.segments import LiveSession, SessionPlan
+from antiphon.orchestrator.timers import Later, on_loop
 from antiphon.orchestrator.uids import root_of, session_of
 from antiphon.payload.ref import Ref
 from antiphon.pipeline.entry import AnyPrompt
@@ -35,6 +41,10 @@ from antiphon.stage.messages import Aborted, Event, Interrupted, Output, Step
 Live = LiveRequest | LiveSession
 
 
+Reclaim = Callable[[Collection[str]], object]
+"""Removes the payloads of these units that a replica which has ended may have left."""
+
+
 class Router:
     """All live requests and sessions of one pipeline."""
 
@@ -42,17 +52,20 @@ class Router:
         self,
         clock: Callable[[], float] = time.monotonic,
         admission: Admission | None = None,
+        reclaim: Reclaim = lambda uids: None,
+        later: Later = on_loop,
     ) -> None:
         self.admission = Admission({}, clock) if admission is None else admission
-        self._dispatch = Dispatch(clock)
+        self._reclaim = reclaim
+        self._dispatch = Dispatch(clock, later)
         self._live: dict[str, Live] = {}
-        self._paths: dict[str, tuple[str, ...]] = {}  # stages of each, by uid
         self._labels: dict[str, Live] = {}
         self._numbers = itertools.count()
         self._run = secrets.token_hex(4)
+        self._drained: list[asyncio.Future[None]] = []  # of those who wait for an end
         self.late_outputs = 0
 
-    def attach(self, clients: Mapping[str, StageClient]) -> None:
+    def attach(self, clients: Mapping[Replica, StageClient]) -> None:
         """The stages, once they have been started."""
         self._dispatch.attach(clients)
 
@@ -71,28 +84,32 @@ class Router:
     ) -> LiveRequest:
         """Start a request on every stage of its path.
 
-        Its deadline runs from `began_s` on, a time of the event loop; None is now. Raises
+        Its deadline runs from `began_s` on, a time of the clock; None is now. Raises
         DuplicateRequestError for a label that is alive, StageDiedError for a stage that is gone,
         OverloadedError.
         """
         self.admit(request.request_id, plan.path)
-        dispatch = self._dispatch
-        flow = Flow(plan, dispatch.send, dispatch.deliveries.deliver, dispatch.clock)
-        live = LiveRequest(request.request_id, flow, dispatch, self._over)
+        route = self._route(plan.path)
+        flow = Flow(plan, route.send, route.deliver, route.clock)
+        live = LiveRequest(request.request_id, flow, route, self._over)
         live.start(prompts)
-        self._enter(live, plan.path)
+        self._enter(live)
         if request.deadline_s is not None:
-            loop = asyncio.get_running_loop()
-            due_s = (loop.time() if began_s is None else began_s) + request.deadline_s
-            live.timer = loop.call_at(due_s, live.end, deadline_passed(request))
+            gone_s = 0.0 if began_s is None else route.clock() - began_s
+            left_s = max(0.0, request.deadline_s - gone_s)
+            live.set_timer(left_s, partial(live.end, deadline_passed(request)))
         return live
 
     def open_session(self, plan: SessionPlan) -> LiveSession:
         """Enter a session; its stages hear of it with its first segment. Raises as `submit`."""
         self.admit(plan.label, plan.path)
-        live = LiveSession(plan, self._dispatch, self._over)
-        self._enter(live, plan.path)
+        live = LiveSession(plan, self._route(plan.path), self._over)
+        self._enter(live)
         return live
+
+    def _route(self, path: tuple[Stage, ...]) -> Route:
+        choose = self._dispatch.choose
+        return Route(self._dispatch, {stage.name: choose(stage.name) for stage in path})
 
     @contextmanager
     def preparing(self, label: str | None, path: tuple[Stage, ...]) -> Iterator[None]:
@@ -114,16 +131,20 @@ class Router:
             self.require(stage.name)
         self.admission.check(stage.name for stage in path)
 
-    def _enter(self, live: Live, path: tuple[Stage, ...]) -> None:
+    def _enter(self, live: Live) -> None:
         self._live[live.uid] = live
-        self._paths[live.uid] = names = tuple(stage.name for stage in path)
-        self.admission.enter(names)
+        self.admission.enter(live.route.stages)
+        self._dispatch.bind(live.route.replicas.values())
         if live.label is not None:
             self._labels[live.label] = live
 
     def _over(self, live: Live) -> None:
         del self._live[live.uid]
-        self.admission.leave(self._paths.pop(live.uid))
+        self.admission.leave(live.route.stages)
+        self._dispatch.unbind(live.route.replicas.values())
+        self._wake_drained()
+        if live.route.severed:
+            self._reclaim(live.units())
         if live.label is not None:
             del self._labels[live.label]
 
@@ -159,13 +180,22 @@ class Router:
         return len(self._live)
 
     @property
+    def clock(self) -> Callable[[], float]:
+        return self._dispatch.clock
+
+    @property
     def observers(self) -> Observers:
         return self._dispatch.observers
 
     @property
-    def gone(self) -> Mapping[str, AntiphonError]:
-        """The stages whose processes have ended, and why."""
+    def gone(self) -> Mapping[Replica, AntiphonError]:
+        """The replicas whose processes have ended, and why."""
         return self._dispatch.gone
+
+    @property
+    def draining(self) -> AbstractSet[Replica]:
+        """The replicas that get no requests."""
+        return self._dispatch.draining
 
     @property
     def chunks_under_way(self) -> int:
@@ -178,8 +208,9 @@ class Router:
             raise AssertionError("a request outlived its outcome")
         if not {id(r) for r in self._labels.values()} <= {id(r) for r in self._live.values()}:
             raise AssertionError("a label outlived its request")
-        if self._paths.keys() != self._live.keys():
-            raise AssertionError("a stage is counted for a request that is over")
+        bound = Counter(r for live in self._live.values() for r in live.route.replicas.values())
+        if +self._dispatch.live != bound:
+            raise AssertionError("a replica is counted for a request that is over")
         if len(self._dispatch.acknowledgements) and not self._live:
             raise AssertionError("an abort outlived its request")
         for live in self._live.values():
@@ -187,29 +218,53 @@ class Router:
 
     # --- events -------------------------------------------------------------------------------
 
-    def on_event(self, stage: str, event: Event, frames: Frames) -> None:
-        """What a stage reported."""
+    def on_event(self, replica: Replica, event: Event, frames: Frames) -> None:
+        """What a replica reported."""
         match event:
             case Step():
                 for edge, keys in event.used.items():
-                    self._dispatch.deliveries.used(stage, edge, keys)
+                    self._dispatch.deliveries.used(replica, edge, keys)
                 for output in event.outputs:
-                    self._on_output(stage, output, frames)
+                    self._on_output(replica, output, frames)
                 for ref in event.refs:
-                    self._on_ref(stage, ref)
+                    self._on_ref(replica, ref)
                 self._dispatch.deliveries.flush()
             case Aborted() | Interrupted():
-                self._dispatch.acknowledgements.answered(stage, event.token)
+                self._dispatch.acknowledgements.answered(replica, event.token)
             case _:
                 pass
 
-    def on_gone(self, stage: str, why: AntiphonError) -> None:
-        """A stage's process has ended: requests bound to it fail, the others go on."""
-        self._dispatch.lost(stage, why)
+    def on_gone(self, replica: Replica, why: AntiphonError) -> None:
+        """A replica's process has ended: requests that need it fail, the others go on."""
+        self._dispatch.lost(replica, why)
         for live in list(self._live.values()):
-            if live.needs(stage):
-                live.end(type(why)(str(why)))  # each caller raises one of its own
-        self._dispatch.acknowledgements.lost(stage)
+            if live.route.replicas.get(replica.stage) == replica:
+                live.route.severed = True
+                if live.needs(replica.stage):
+                    live.end(type(why)(str(why)))  # each caller raises one of its own
+        self._dispatch.acknowledgements.lost(replica)
+
+    def on_back(self, replica: Replica) -> None:
+        """Another process serves in the place of one that has ended."""
+        self._dispatch.joined(replica)
+
+    async def drain(self, replica: Replica) -> None:
+        """Give a replica no more requests; returns when it has none."""
+        self._dispatch.draining.add(replica)
+        while self._dispatch.live[replica]:
+            waiter = asyncio.get_running_loop().create_future()
+            self._drained.append(waiter)
+            await waiter
+
+    def rejoin(self, replica: Replica) -> None:
+        """Undo `drain`."""
+        self._dispatch.draining.discard(replica)
+
+    def _wake_drained(self) -> None:
+        waiters, self._drained = self._drained, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
 
     def _find(self, uid: str) -> Live | None:
         """Whose unit this is: a request's own, or one of a session or its segments."""
@@ -220,14 +275,12 @@ class Router:
             return live if isinstance(live, LiveSession) else None
         return live
 
-    def _on_output(self, stage: str, output: Output, frames: Frames) -> None:
+    def _on_output(self, replica: Replica, output: Output, frames: Frames) -> None:
         live = self._find(output.uid)
-        if live is None or not live.on_output(stage, output, frames):
+        if live is None or not live.on_output(replica.stage, output, frames):
             self.late_outputs += 1
 
-    def _on_ref(self, stage: str, ref: Ref) -> None:
+    def _on_ref(self, replica: Replica, ref: Ref) -> None:
         live = self._find(ref.uid)
-        if live is None:
-            self._dispatch.deliveries.discard(stage, ref)
-        else:
-            live.on_ref(stage, ref)
+        if live is None or not live.on_ref(replica.stage, ref):
+            self._dispatch.deliveries.discard(replica, ref)

@@ -20,9 +20,10 @@ from antiphon.core.prompt_plan import UpdateKind
 from antiphon.errors import AntiphonError, InvalidRequestError, StageError, from_wire
 from antiphon.orchestrator.api import Finished, OmniEvent, OmniRequest, SessionEvent
 from antiphon.orchestrator.clients import Frames
-from antiphon.orchestrator.dispatch import Dispatch
 from antiphon.orchestrator.flow import Flow, FlowPlan, Segment
-from antiphon.orchestrator.live import Phase
+from antiphon.orchestrator.live import PATIENCE_S, Phase
+from antiphon.orchestrator.route import Route
+from antiphon.orchestrator.timers import Timer
 from antiphon.orchestrator.uids import root_of, segment_of, segment_root, unit_uid
 from antiphon.payload.ref import Ref
 from antiphon.pipeline.detokenize import Detokenizer
@@ -68,7 +69,7 @@ class LiveSession:
     """One session. `events` ends with None, after an error if it failed."""
 
     def __init__(
-        self, plan: SessionPlan, dispatch: Dispatch, over: Callable[[LiveSession], None]
+        self, plan: SessionPlan, route: Route, over: Callable[[LiveSession], None]
     ) -> None:
         self.plan = plan
         self.phase = Phase.RUNNING
@@ -76,7 +77,7 @@ class LiveSession:
         self.cause: str | None = None  # of its end without an error: who wanted it
         self.events: asyncio.Queue[SessionEvent | AntiphonError | None] = asyncio.Queue()
         self.ended = asyncio.Event()
-        self._dispatch = dispatch
+        self.route = route
         self._over = over
         self._unit = unit_uid(plan.uid, 0)
         self._turns: dict[int, _Turn] = {}  # that are not over
@@ -84,6 +85,9 @@ class LiveSession:
         self._writing: _Turn | None = None  # whose segment the first stage has not ended
         self._next = 0  # number of the next segment
         self._fence = 0  # segments below it have been interrupted
+        self._timer: Timer | None = None
+        self._told = False  # the error that it ended with
+        self._ending: list[str] = []  # units that were alive when it was ended
         self._unread = 0  # segments whose `Finished` has not been read
 
     @property
@@ -112,8 +116,7 @@ class LiveSession:
         root = segment_root(self.uid, number)
         topology, path = self.plan.topology, self.plan.path
         plan = FlowPlan(root, topology, path, new.request, new.detokenizer, segment)
-        dispatch = self._dispatch
-        flow = Flow(plan, dispatch.send, dispatch.deliveries.deliver, dispatch.clock)
+        flow = Flow(plan, self.route.send, self.route.deliver, self.route.clock)
         turn = self._turns[number] = _Turn(number, flow, new.prompt)
         self._unread += 1
         self._queued.append(turn)
@@ -153,18 +156,22 @@ class LiveSession:
             await turn.ended.wait()
 
     def end(self, error: AntiphonError | None, cause: str | None = None) -> None:
-        """End the session on every stage; `ended` is set when all have acknowledged.
+        """End the session on every stage; `ended` is set when all have acknowledged. An error is
+        told then, or soon.
 
         Without an error it is closed. Harmless if it is ending already.
         """
         if self.phase is not Phase.RUNNING:
             return
         self.phase, self.error, self.cause = Phase.ENDING, error, cause
+        if error is not None:
+            self._timer = self.route.later(PATIENCE_S, self._tell)
         units = self._units_downstream(self._turns.values())
         if not self.empty:
             units[self._first] = [self._unit]
+        self._ending = [uid for uids in units.values() for uid in uids]
         commands = {stage: partial(Abort, uids) for stage, uids in units.items()}
-        self._dispatch.acknowledgements.ask(commands, self._close)
+        self.route.ask(commands, self._close)
 
     # --- what stages report -------------------------------------------------------------------
 
@@ -198,24 +205,28 @@ class LiveSession:
         for event in events:
             self._emit(turn, event)
         if quiet and not turn.flow.gathered.empty:
-            self._dispatch.observers.first_output(turn.flow)
+            self.route.observers.first_output(turn.flow)
         if output.segment_finish is not None and turn is self._writing:
             self._writing = None
         if turn.flow.done:
             self._finish(turn)
         self._begin_next()
 
-    def on_ref(self, stage: str, ref: Ref) -> None:
-        """A payload is stored: forward it, or have it discarded if nobody will take it."""
+    def on_ref(self, stage: str, ref: Ref) -> bool:
+        """A payload is stored; false if nobody will take it."""
         turn = self._turn(ref.uid, ref.epoch) if self.phase is Phase.RUNNING else None
         if turn is None or turn.phase is not Phase.RUNNING:
-            self._dispatch.deliveries.discard(stage, ref)
-            return
+            return False
         try:
             turn.flow.on_ref(stage, ref)
         except AntiphonError as error:
-            self._dispatch.deliveries.discard(stage, ref)
             self.end(error)
+            return False
+        return True
+
+    def units(self) -> list[str]:
+        """The names of the units that it was ended with."""
+        return self._ending
 
     def needs(self, stage: str) -> bool:
         """Whether the session cannot go on without this stage."""
@@ -250,7 +261,7 @@ class LiveSession:
             turn = self._writing = self._queued.popleft()
             turn.phase = Phase.RUNNING
             turn.flow.start([turn.prompt])
-            self._dispatch.observers.began(turn.flow)
+            self.route.observers.began(turn.flow)
 
     def _units_downstream(self, turns: Iterable[_Turn]) -> dict[str, list[str]]:
         units: dict[str, list[str]] = {}
@@ -271,7 +282,7 @@ class LiveSession:
             commands[self._first] = partial(Interrupt, self._unit)
         for turn in turns:
             turn.phase = Phase.ENDING
-        self._dispatch.acknowledgements.ask(commands, lambda: self._interrupted(turns))
+        self.route.ask(commands, lambda: self._interrupted(turns))
 
     def _interrupted(self, turns: Sequence[_Turn]) -> None:
         for turn in turns:
@@ -294,7 +305,8 @@ class LiveSession:
         self, turn: _Turn, outcome: str, cause: str | None, message: str | None = None
     ) -> None:
         if turn.flow.units:  # it had begun
-            self._dispatch.observers.ended(turn.flow, outcome, cause, message)
+            ended = self.route.observers.ended
+            ended(turn.flow, self.route.replicas, outcome, cause, message)
         turn.phase = Phase.TERMINAL
         turn.ended.set()
         del self._turns[turn.number]
@@ -308,11 +320,18 @@ class LiveSession:
             else:
                 self._forget(turn, "error", self.error.code, str(self.error))
         self.phase = Phase.TERMINAL
-        if self.error is not None:
-            self.events.put_nowait(self.error)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._tell()
         self.events.put_nowait(None)
         self.ended.set()
         self._over(self)
+
+    def _tell(self) -> None:
+        """Tell the error, if there is one and that has not been done."""
+        if self.error is not None and not self._told:
+            self._told = True
+            self.events.put_nowait(self.error)
 
 
 def _end_of_session(stage: str, output: Output) -> AntiphonError | None:

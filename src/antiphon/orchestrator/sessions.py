@@ -141,7 +141,8 @@ class Session:
                 live.events.put_nowait(None)  # for whoever asks again
                 raise StopAsyncIteration
             if isinstance(item, AntiphonError):
-                raise item
+                # The session keeps it: what is raised holds the session.
+                raise type(item)(str(item))
             if live.read(item):
                 return item
 

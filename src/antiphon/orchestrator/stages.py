@@ -1,123 +1,298 @@
-"""Starting and stopping the stages of a pipeline, all at once."""
+"""Starting and stopping the stages of a pipeline, and starting again what has ended."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Protocol
 
 from antiphon.connector.runs import RunLock, reclaim_dead_runs
-from antiphon.errors import AntiphonError, StageStartError
+from antiphon.core.supervision import Life, LifePhase, RestartPolicy, Watch
+from antiphon.errors import AntiphonError, StageDiedError, StageStartError
 from antiphon.orchestrator.clients import Frames, OnEvent, OnGone, StageClient
 from antiphon.orchestrator.local import LocalStages
 from antiphon.orchestrator.process import ProcessStage
+from antiphon.orchestrator.replica import Replica
+from antiphon.orchestrator.seat import Seat
 from antiphon.orchestrator.tasks import READY, Progress
-from antiphon.stage.messages import Event, Ready, Starting
+from antiphon.orchestrator.timers import Later, Timer, on_loop
+from antiphon.pipeline.supervision import Supervision
+from antiphon.stage.messages import Event, Pong, Ready, Starting
 from antiphon.stage.spec import StageSpec
 
 MakeClient = Callable[[StageSpec, OnEvent, OnGone], StageClient]
 """Starts a stage in some way of its own; `Ready` or `Failed` has to follow as an event."""
 
 STOP_TIMEOUT_S = 10.0  # per attempt: asked, then SIGTERM, then SIGKILL
+_LONGEST_TICK_S = 2.0
+_TICKS = 10  # within the silence that is allowed
+
+
+class Listener(Protocol):
+    """Who is told of what happens. Called on the event loop that `start` ran on."""
+
+    def on_event(self, replica: Replica, event: Event, frames: Frames) -> None:
+        """What a replica reported."""
+        ...
+
+    def on_gone(self, replica: Replica, why: AntiphonError, restart_in_s: float | None) -> None:
+        """Its process has ended; None: there will be no other."""
+        ...
+
+    def on_back(self, replica: Replica) -> None:
+        """Another process serves in its place."""
+        ...
 
 
 class StageSet:
-    """The running stages. Callbacks arrive on the event loop that `start` runs on."""
+    """The replicas of all stages, each kept alive.
+
+    `make_client` starts a replica in a way of its own, else it has a process. Those in the caller's
+    process (`in_process`) end together, for good.
+    """
 
     def __init__(
         self,
-        specs: Mapping[str, StageSpec],
+        specs: Mapping[Replica, StageSpec],
+        listener: Listener,
         *,
-        in_process: bool,
         run: str,
-        on_event: Callable[[str, Event, Frames], None],
-        on_gone: Callable[[str, AntiphonError], None],
+        supervision: Supervision,
+        in_process: bool = False,
         on_progress: Progress,
         make_client: MakeClient | None = None,
         clock: Callable[[], float] = time.monotonic,
+        later: Later = on_loop,
     ) -> None:
         self._specs = specs
-        self._in_process = in_process
+        self._listener = listener
         self._run = run
-        self._on_event = on_event
-        self._on_gone = on_gone
+        self._supervision = supervision
+        self._in_process = in_process
         self._on_progress = on_progress
-        self._make_client = make_client
+        self._make_client = make_client or ProcessStage
         self._clock = clock
-        self._ordered = 0.0  # when the start was
+        self._later = later
+        self._start_timeout_s = 0.0
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._lock: RunLock | None = None
-        self._ready: dict[str, asyncio.Future[Ready]] = {}
-        self.clients: dict[str, StageClient] = {}
+        self._watching: Timer | None = None
+        self._ending: set[asyncio.Task[None]] = set()  # of processes that have ended
+        self._started = False
+        self._stopped = False
+        self._seats: dict[Replica, Seat] = {}
+        self.clients: dict[Replica, StageClient] = {}
+
+    @property
+    def seats(self) -> Mapping[Replica, Seat]:
+        return self._seats
+
+    # --- start and stop -----------------------------------------------------------------------
 
     async def start(self, timeout_s: float) -> None:
-        """Start all stages in parallel and wait for them; `timeout_s` 0 waits for ever.
+        """Start all in parallel and wait for them; `timeout_s` 0 waits for ever.
 
         Raises StageStartError, or the error that a stage reported; the caller then calls `stop`.
         """
-        loop = asyncio.get_running_loop()
+        self._loop = loop = asyncio.get_running_loop()
+        self._start_timeout_s = timeout_s
         reclaim_dead_runs()
         self._lock = RunLock(self._run)
-        self._ordered = self._clock()
-        self._ready = {name: loop.create_future() for name in self._specs}
-
-        def on_event(stage: str, event: Event, frames: Frames) -> None:
-            loop.call_soon_threadsafe(self._dispatch, stage, event, frames)
-
-        def on_gone(stage: str, why: AntiphonError) -> None:
-            loop.call_soon_threadsafe(self._lost, stage, why)
-
-        if self._make_client is not None:
-            make = self._make_client
-            self.clients = {
-                name: make(spec, on_event, on_gone) for name, spec in self._specs.items()
-            }
-        elif self._in_process:
-            local = LocalStages(self._specs, on_event, on_gone)
-            self.clients = {name: local.client(name) for name in self._specs}
+        # Engines of one process cannot be started again one by one.
+        policy = RestartPolicy(restarts=0) if self._in_process else self._supervision.policy
+        for replica, spec in self._specs.items():
+            self._seats[replica] = Seat(replica, spec, Life(policy), loop.create_future())
+        if self._in_process:
+            self._begin_local()
         else:
-            for name, spec in self._specs.items():
-                self._on_progress(name, "starting its process")
-                self.clients[name] = ProcessStage(spec, on_event, on_gone)
+            for seat in self._seats.values():
+                self._begin(seat)
+        ready = {replica: seat.first for replica, seat in self._seats.items()}
         try:
             async with asyncio.timeout(timeout_s or None):
-                await asyncio.gather(*self._ready.values())
+                await asyncio.gather(*ready.values())
         except TimeoutError:
             # The time running out has cancelled the futures of those that are late.
-            late = ", ".join(f"'{name}'" for name, f in self._ready.items() if f.cancelled())
+            late = ", ".join(f"'{r}'" for r, future in ready.items() if future.cancelled())
             raise StageStartError(
                 f"not ready after {timeout_s:g} s: stage {late}; "
                 f"raise start_timeout_s or look at the model"
             ) from None
+        self._started = True
+        self._watch()
 
     async def stop(self) -> None:
         """End every stage and remove what the run left in shared memory. May be called twice."""
+        self._stopped = True
+        if self._watching is not None:
+            self._watching.cancel()
         clients, self.clients = list(self.clients.values()), {}
         try:
             await asyncio.gather(*(asyncio.to_thread(c.stop, STOP_TIMEOUT_S) for c in clients))
+            await asyncio.gather(*self._ending)
         finally:
-            for future in self._ready.values():
-                if future.done() and not future.cancelled():
-                    future.exception()  # seen: a second failure has nobody to go to
-                future.cancel()
+            for seat in self._seats.values():
+                self._settle(seat)
             if self._lock is not None:
                 self._lock.close()
                 self._lock = None
 
-    def _dispatch(self, stage: str, event: Event, frames: Frames) -> None:
-        if isinstance(event, Starting):
-            self._on_progress(stage, event.phase)
-        elif isinstance(event, Ready):
-            took = self._clock() - self._ordered
-            self._on_progress(stage, f"{READY} {took:.1f} s")
-            if not self._ready[stage].done():
-                self._ready[stage].set_result(event)
-        else:
-            self._on_event(stage, event, frames)
+    def _settle(self, seat: Seat) -> None:
+        """Nobody waits for this one any more."""
+        seat.set_timer(None)
+        if seat.first.done() and not seat.first.cancelled():
+            seat.first.exception()  # seen: a second failure has nobody to go to
+        seat.first.cancel()
+        for waiter in seat.back:
+            waiter.cancel()
 
-    def _lost(self, stage: str, why: AntiphonError) -> None:
+    def _begin_local(self) -> None:
+        specs = {replica.stage: spec for replica, spec in self._specs.items()}
+        local = LocalStages(specs, *self._callbacks_by_name())
+        self.clients = {replica: local.client(replica.stage) for replica in self._specs}
+
+    def _begin(self, seat: Seat) -> None:
+        """Start a replica's process."""
+        seat.began_s, seat.due_s, seat.watch = self._clock(), None, None
+        self._on_progress(str(seat.replica), "starting its process")
+        self.clients[seat.replica] = self._make_client(seat.spec, *self._callbacks(seat.replica))
+
+    # --- what replicas say, from other threads ------------------------------------------------
+
+    def _callbacks(self, replica: Replica) -> tuple[OnEvent, OnGone]:
+        soon = self._running_loop().call_soon_threadsafe
+
+        def on_event(stage: str, event: Event, frames: Frames) -> None:
+            soon(self._dispatch, replica, event, frames)
+
+        def on_gone(stage: str, why: AntiphonError) -> None:
+            soon(self._lost, replica, why)
+
+        return on_event, on_gone
+
+    def _callbacks_by_name(self) -> tuple[OnEvent, OnGone]:
+        callbacks = {replica.stage: self._callbacks(replica) for replica in self._specs}
+
+        def on_event(stage: str, event: Event, frames: Frames) -> None:
+            callbacks[stage][0](stage, event, frames)
+
+        def on_gone(stage: str, why: AntiphonError) -> None:
+            callbacks[stage][1](stage, why)
+
+        return on_event, on_gone
+
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            raise RuntimeError("the stages have not been started")
+        return self._loop
+
+    def _dispatch(self, replica: Replica, event: Event, frames: Frames) -> None:
+        seat = self._seats[replica]
+        match event:
+            case Starting():
+                self._on_progress(str(replica), event.phase)
+            case Ready():
+                self._ready(seat, event)
+            case Pong():
+                if seat.watch is not None:
+                    seat.watch.answered(event.busy_s)
+            case _:
+                self._listener.on_event(replica, event, frames)
+
+    def _ready(self, seat: Seat, ready: Ready) -> None:
+        seat.set_timer(None)
+        seat.life.ready()
+        took = self._clock() - seat.began_s
+        self._on_progress(str(seat.replica), f"{READY} {took:.1f} s")
+        if self.clients[seat.replica].watched:
+            settings = self._supervision
+            seat.watch = Watch(settings.silence_s, settings.step_s, self._tick_s)
+        if not seat.first.done():
+            seat.first.set_result(ready)
+            return
+        self._listener.on_back(seat.replica)
+        seat.is_back()
+
+    def _lost(self, replica: Replica, why: AntiphonError) -> None:
         """While any stage still starts, the loss of one fails the start."""
-        futures = [self._ready[stage], *self._ready.values()]
-        if (waiting := next((f for f in futures if not f.done()), None)) is not None:
-            waiting.set_exception(why)
+        if self._stopped:
+            return
+        seat = self._seats[replica]
+        if not self._started:
+            firsts = [seat.first, *(s.first for s in self._seats.values())]
+            if (waiting := next((f for f in firsts if not f.done()), None)) is not None:
+                waiting.set_exception(why)
+                return
+        now = self._clock()
+        pause = seat.life.lost(str(why), now)
+        seat.watch = None
+        seat.due_s = None if pause is None else now + pause
+        self._listener.on_gone(replica, why, pause)
+        self._clear(seat)
+        if pause is None:
+            seat.set_timer(None)
+            seat.give_up(why)
         else:
-            self._on_gone(stage, why)
+            seat.set_timer(self._later(pause, partial(self._begin_again, seat)))
+
+    def _clear(self, seat: Seat) -> None:
+        """See to what a process that has ended leaves in this one: threads, a pipe."""
+        client = self.clients.get(seat.replica)
+        if client is None or self._in_process:
+            return
+        task = asyncio.ensure_future(asyncio.to_thread(client.stop, STOP_TIMEOUT_S))
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
+    def _begin_again(self, seat: Seat) -> None:
+        if self._stopped:
+            return
+        seat.life.begins()
+        try:
+            self._begin(seat)
+        except OSError as error:  # no memory for a process, no descriptor for its socket
+            why = StageStartError(f"stage '{seat.replica}' could not be started again: {error}")
+            self._lost(seat.replica, why)
+            return
+        if timeout_s := self._start_timeout_s:
+            client, late = self.clients[seat.replica], seat.late(timeout_s)
+            if client.watched:
+                seat.set_timer(self._later(timeout_s, partial(client.kill, late)))
+
+    # --- watching -----------------------------------------------------------------------------
+
+    @property
+    def _tick_s(self) -> float:
+        silence_s = self._supervision.silence_s
+        return min(silence_s / _TICKS, _LONGEST_TICK_S) if silence_s else _LONGEST_TICK_S
+
+    def _watch(self) -> None:
+        """Look after every replica that can be, and again after a tick."""
+        if self._stopped or not (self._supervision.silence_s or self._supervision.step_s):
+            return
+        for replica, seat in self._seats.items():
+            seat.look(self.clients[replica])
+        self._watching = self._later(self._tick_s, self._watch)
+
+    # --- on purpose ---------------------------------------------------------------------------
+
+    async def restart(self, replica: Replica) -> None:
+        """End a replica's process and start another; returns when that serves.
+
+        Raises StageDiedError if it does not come to that.
+        """
+        seat = self._seats[replica]
+        client = self.clients[replica]
+        seat.set_timer(None)
+        if seat.life.phase in (LifePhase.READY, LifePhase.STARTING):
+            self._listener.on_gone(replica, StageDiedError("it is started again"), 0.0)
+            seat.watch = None
+            await asyncio.to_thread(client.stop, STOP_TIMEOUT_S)
+            seat.set_timer(None)  # it may have ended by itself just then
+        seat.life.stopped()
+        waiter = self._running_loop().create_future()
+        seat.back.append(waiter)
+        self._begin_again(seat)
+        await waiter

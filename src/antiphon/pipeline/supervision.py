@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from antiphon.core.supervision import RestartPolicy
 from antiphon.errors import DeploymentError
 from antiphon.pipeline.checks import check_timeout
 
@@ -34,3 +35,8 @@ class Supervision(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             raise DeploymentError(f"restarts: {self.restarts} is negative; give 0 for never")
         for name in ("window_s", "backoff_s", "max_backoff_s", "silence_s", "step_s"):
             check_timeout(name, msgspec.structs.asdict(self)[name])
+
+    @property
+    def policy(self) -> RestartPolicy:
+        """When a replica that has ended is started again."""
+        return RestartPolicy(self.restarts, self.window_s, self.backoff_s, self.max_backoff_s)

@@ -18,12 +18,11 @@ from antiphon.observe.exposition import Exposition
 from antiphon.observe.families import Family, Sample
 from antiphon.observe.metrics import Metrics
 from antiphon.observe.table import Metric
-from antiphon.orchestrator.administration import StageState
 from antiphon.orchestrator.admission import Admission
+from antiphon.orchestrator.replica import Replica, StageState
 from antiphon.stage.messages import Measured
 
 ANSWER_TIMEOUT_S = 1.0
-REPLICA = 0  # the only one
 
 
 class Measurable(Protocol):
@@ -35,7 +34,7 @@ class Measurable(Protocol):
     def admission(self) -> Admission: ...
     @property
     def late_outputs(self) -> int: ...
-    async def measure(self, timeout_s: float = ...) -> dict[str, Measured]: ...
+    async def measure(self, timeout_s: float = ...) -> dict[Replica, Measured]: ...
 
 
 async def scrape(
@@ -45,19 +44,21 @@ async def scrape(
     answers = await omni.measure(timeout_s)
     states = omni.stage_states
     for stage, state in states.items():
-        if state.state == "ready" and stage not in answers:
-            metrics.unanswered(stage, REPLICA)
+        for replica in state.replicas:
+            if replica.state == "ready" and Replica(stage, replica.id) not in answers:
+                metrics.unanswered(stage, replica.id)
     figures = _Figures(metrics.model_name)
     _pipeline(figures, omni, states)
-    for stage, measured in answers.items():
-        _stage(figures, (stage, str(REPLICA)), measured)
+    for place, measured in answers.items():
+        _stage(figures, (place.stage, str(place.number)), measured)
     exposition = Exposition()
     exposition.add(metrics.families())
     exposition.add(figures.families())
-    for stage, measured in answers.items():
+    for place, measured in answers.items():
+        labels = {"stage": place.stage, "replica": str(place.number)}
         exposition.add(
             [_without_model(family) for family in measured.engine],
-            {table.MODEL: metrics.model_name, "stage": stage, "replica": str(REPLICA)},
+            {table.MODEL: metrics.model_name, **labels},
         )
     return _encoded(exposition, accept)
 
@@ -120,7 +121,10 @@ def _without_model(family: Family) -> Family:
 def _pipeline(figures: _Figures, omni: Measurable, states: Mapping[str, StageState]) -> None:
     figures.put(table.LATE_OUTPUTS, omni.late_outputs)
     for stage, state in states.items():
-        figures.put(table.STAGE_UP, state.state == "ready", stage, str(REPLICA))
+        for replica in state.replicas:
+            place = (stage, str(replica.id))
+            figures.put(table.STAGE_UP, replica.state in ("ready", "draining"), *place)
+            figures.put(table.RESTARTS, replica.restarts, *place)
         figures.put(table.STAGE_REQUESTS, omni.admission.live(stage), stage)
         if (limit := omni.admission.limit(stage)) is not None:
             figures.put(table.STAGE_LIMIT, limit, stage)

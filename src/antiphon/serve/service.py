@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from antiphon.observe.metrics import Metrics
 from antiphon.observe.timelines import Timelines
 from antiphon.orchestrator.omni import AsyncOmni
+from antiphon.orchestrator.replica import ReplicaState
 from antiphon.serve.bodies import BodyBudget
 from antiphon.serve.errors import RETRY_AFTER_S, ApiError
 from antiphon.serve.settings import ServeSettings
@@ -127,24 +128,41 @@ class Service:
             )
 
     def health(self) -> tuple[bool, dict[str, object]]:
-        """Whether everything serves, and the state of each stage and replica.
+        """Whether all kinds of calls can be answered, and the state of each stage and replica.
 
-        A pipeline that sleeps is well: calls wait until it is woken.
+        Degraded is one of which not all serves; it may answer all calls, or those that do not need
+        what is missing. One that sleeps is well: calls wait until it is woken.
         """
-        stages = {}
-        for name, state in self.omni.stage_states.items():
-            replica: dict[str, object] = {"id": 0, "state": state.state}
-            if state.why is not None:
-                replica["reason"] = state.why
-            stages[name] = {"state": state.state, "replicas": [replica]}
-        states = {state.state for state in self.omni.stage_states.values()}
-        whole = self.phase is ServerPhase.SERVING and states <= {"ready", "asleep"}
-        status = "ok" if whole else "degraded"
+        stages = self.omni.stage_states
+        words = {replica.state for stage in stages.values() for replica in stage.replicas}
+        serves = self.phase is ServerPhase.SERVING and all(s.serves for s in stages.values())
+        status = "ok"
         if self.phase is not ServerPhase.SERVING:
             status = str(self.phase)
-        elif whole and "asleep" in states:
+        elif not any(stage.serves for stage in stages.values()):
+            status = "unavailable"
+        elif not words <= {"ready", "asleep"}:
+            status = "degraded"
+        elif "asleep" in words:
             status = "sleeping"
-        return whole, {"status": status, "model": self.model, "stages": stages}
+        found = {
+            name: {"state": stage.state, "replicas": [_described(r) for r in stage.replicas]}
+            for name, stage in stages.items()
+        }
+        return serves, {"status": status, "model": self.model, "stages": found}
+
+
+def _described(replica: ReplicaState) -> dict[str, object]:
+    body: dict[str, object] = {
+        "id": replica.id,
+        "state": replica.state,
+        "restarts": replica.restarts,
+    }
+    if replica.why is not None:
+        body["reason"] = replica.why
+    if replica.restart_in_s is not None:
+        body["restart_in_s"] = round(replica.restart_in_s, 3)
+    return body
 
 
 def new_id(prefix: str) -> str:

@@ -16,11 +16,13 @@ def status_router(service: Service) -> APIRouter:
     router = APIRouter()
 
     @router.head("/health", include_in_schema=False)
-    @router.get("/health", tags=["server"], responses={503: {"description": "Not all serves"}})
+    @router.get(
+        "/health", tags=["server"], responses={503: {"description": "It answers no calls now"}}
+    )
     async def health() -> JSONResponse:
-        """200 while every replica of every stage serves, else 503; which ones do is in the body."""
-        whole, body = service.health()
-        return JSONResponse(body, 200 if whole else 503)
+        """200 while each stage has a replica that serves, else 503; how each is is in the body."""
+        serves, body = service.health()
+        return JSONResponse(body, 200 if serves else 503)
 
     @router.get("/version", tags=["server"])
     async def version() -> dict[str, str]:

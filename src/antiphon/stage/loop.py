@@ -14,20 +14,24 @@ from collections.abc import Mapping
 
 from antiphon.stage.host import StageHost
 from antiphon.stage.messages import Command
+from antiphon.stage.pulse import Pulse
 
 Inbox = queue.SimpleQueue[tuple[str, Command]]
 
 
-def serve(hosts: Mapping[str, StageHost], inbox: Inbox) -> None:
-    """Run until every host has been stopped."""
+def serve(hosts: Mapping[str, StageHost], inbox: Inbox, pulse: Pulse | None = None) -> None:
+    """Run until every host has been stopped; `pulse` is told of all that may take its time."""
+    pulse = Pulse() if pulse is None else pulse
     while not all(host.stopped for host in hosts.values()):
-        _take_commands(hosts, inbox)
+        _take_commands(hosts, inbox, pulse)
         for host in hosts.values():
             if host.has_work:
+                pulse.begin()
                 host.step()
+        pulse.rest()
 
 
-def _take_commands(hosts: Mapping[str, StageHost], inbox: Inbox) -> None:
+def _take_commands(hosts: Mapping[str, StageHost], inbox: Inbox, pulse: Pulse) -> None:
     """Handle what has arrived; wait for a command first when there is nothing else to do."""
     idle = not any(host.has_work for host in hosts.values())
     timeout = _patience(hosts) if idle else 0.0
@@ -37,6 +41,7 @@ def _take_commands(hosts: Mapping[str, StageHost], inbox: Inbox) -> None:
         else:
             name, command = inbox.get(timeout=timeout)
         while True:
+            pulse.begin()
             if not hosts[name].stopped:  # what was on its way to a stage that has ended
                 hosts[name].handle(command)
             name, command = inbox.get_nowait()

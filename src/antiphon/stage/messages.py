@@ -117,6 +117,10 @@ class Measure(msgspec.Struct, tag=True, frozen=True):
     token: int
 
 
+class Ping(msgspec.Struct, tag=True, frozen=True):
+    """Show a sign of life. Answered by `Pong`, also in the middle of a step."""
+
+
 class Stop(msgspec.Struct, tag=True, frozen=True):
     """Shut the engine down and end."""
 
@@ -133,6 +137,7 @@ Command = (
     | Wake
     | Inspect
     | Measure
+    | Ping
     | Stop
 )
 
@@ -229,6 +234,7 @@ class Inspection(msgspec.Struct, tag=True, frozen=True):
     edges: dict[str, BudgetStatistics] = {}  # what each outgoing edge has under way
     gate: GateStatistics | None = None  # what waits, and how waits have ended so far
     handoffs: HandoffStatistics | None = None  # of a stage whose KV caches another one takes
+    integrity_failures: int = 0  # checks that failed while the stage was idle
 
 
 class Measured(msgspec.Struct, tag=True, frozen=True):
@@ -240,6 +246,16 @@ class Measured(msgspec.Struct, tag=True, frozen=True):
     edges: dict[str, BudgetStatistics] = {}  # outgoing
     handoffs: HandoffStatistics | None = None  # of a stage whose KV caches another one takes
     engine: list[Family] = []  # vLLM's own; of a stage that keeps them
+    integrity_failures: int = 0  # checks that failed while the stage was idle
+
+
+class Pong(msgspec.Struct, tag=True, frozen=True):
+    """Answer to `Ping`: seconds that the step or command under way has taken, 0 if there is none.
+
+    One that overlaps computing says it of the call that the stage's thread is in.
+    """
+
+    busy_s: float
 
 
 class Failed(msgspec.Struct, tag=True, frozen=True):
@@ -261,6 +277,7 @@ Event = (
     | Acknowledged
     | Inspection
     | Measured
+    | Pong
     | Failed
     | Stopped
 )

@@ -1,11 +1,13 @@
 """Main module of a stage's own process: `python -m antiphon.stage.process FD`.
 
 The orchestrator passes one end of a socket pair. When that end closes, for whatever reason, the
-orchestrator is gone and so is this process: no stage outlives its pipeline.
+orchestrator is gone and so is this process: no stage outlives its pipeline. On Linux the kernel
+sees to it too, for a process that is stopped and hears nothing.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import queue
 import signal
@@ -18,17 +20,20 @@ from multiprocessing.connection import Connection
 import msgspec
 
 from antiphon.errors import AntiphonError, ErrorInfo
-from antiphon.stage.messages import Command, Event, Failed, Starting
+from antiphon.stage.messages import Command, Event, Failed, Ping, Pong, Starting
+from antiphon.stage.pulse import Pulse
 from antiphon.stage.spec import StageSpec
 from antiphon.stage.wire import Channel
 
 _MOST_REASON = 600  # characters
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def main() -> None:
     """Serve one stage until it is stopped or the orchestrator is gone."""
     # A terminal's Ctrl-C goes to the orchestrator, which stops its stages in order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _die_with_parent()
     connection: Connection[object, object] = Connection(int(sys.argv[1]))
     spec = msgspec.msgpack.decode(connection.recv_bytes(), type=StageSpec)
     channel: Channel[Command] = Channel(connection, Command)
@@ -53,12 +58,16 @@ def _reason(spec: StageSpec, error: Exception) -> str:
 
 def _serve(spec: StageSpec, channel: Channel[Command]) -> None:
     inbox: queue.SimpleQueue[tuple[str, Command]] = queue.SimpleQueue()
+    pulse = Pulse()
 
     def listen() -> None:
         try:
             while True:
                 command, _ = channel.receive()
-                inbox.put((spec.name, command))
+                if isinstance(command, Ping):
+                    channel.send(Pong(pulse.busy_s))
+                else:
+                    inbox.put((spec.name, command))
         except (EOFError, OSError):
             os._exit(0)  # the orchestrator is gone; its run's leftovers are reclaimed by run token
         except Exception:  # noqa: BLE001  a stage that hears nothing must not live on
@@ -75,7 +84,17 @@ def _serve(spec: StageSpec, channel: Channel[Command]) -> None:
     from antiphon.stage.host import StageHost
     from antiphon.stage.loop import serve
 
-    serve({spec.name: StageHost(spec, send)}, inbox)
+    serve({spec.name: StageHost(spec, send)}, inbox, pulse)
+
+
+def _die_with_parent() -> None:
+    """Have the kernel kill this process when the thread that started it ends (prctl(2))."""
+    if not sys.platform.startswith("linux"):
+        return
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)  # it ended in between
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ Framing is `multiprocessing.connection`'s; messages are msgpack. Nothing is pick
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Generic, TypeVar
@@ -16,19 +17,20 @@ _COUNT = 4  # bytes of the frame count in front of a message
 
 
 class Channel(Generic[Message]):
-    """One end: encodes anything, decodes `incoming`. One thread may send while another receives."""
+    """One end: encodes anything, decodes `incoming`. Any thread may send, while one receives."""
 
     def __init__(self, connection: Connection[object, object], incoming: object) -> None:
         self._connection = connection
-        self._encoder = msgspec.msgpack.Encoder()
+        self._sending = threading.Lock()  # a message and its frames stay together
         self._decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(incoming)
 
     def send(self, message: object, frames: Sequence[memoryview] = ()) -> None:
         """Blocks while the other end does not read. Raises OSError when it is gone."""
-        head = len(frames).to_bytes(_COUNT, "little") + self._encoder.encode(message)
-        self._connection.send_bytes(head)
-        for frame in frames:
-            self._connection.send_bytes(frame)
+        head = len(frames).to_bytes(_COUNT, "little") + msgspec.msgpack.encode(message)
+        with self._sending:
+            self._connection.send_bytes(head)
+            for frame in frames:
+                self._connection.send_bytes(frame)
 
     def receive(self) -> tuple[Message, list[bytes]]:
         """Blocks until a message is complete.

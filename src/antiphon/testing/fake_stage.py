@@ -41,6 +41,8 @@ from antiphon.stage.messages import (
     Measure,
     Measured,
     Output,
+    Ping,
+    Pong,
     Sleep,
     Step,
     Stop,
@@ -102,14 +104,22 @@ class FakeStage(StageClient):
         self.on_command: Callable[[Command], object] = lambda command: None  # told of each one
         self.bytes_freed = 0  # what sleep gives back
         self.gone = False
+        self.frozen = False  # it takes commands in, and neither does nor says anything
         self._on_event = on_event
         self._on_gone = on_gone
         self._answer = answer
 
     # --- the client interface -----------------------------------------------------------------
 
+    @property
+    def watched(self) -> bool:
+        return True
+
+    def kill(self, why: AntiphonError) -> None:
+        self.die(why)
+
     def send(self, command: Command) -> None:
-        if self.gone:
+        if self.gone or self.frozen:
             return
         self.commands.append(command)
         match command:
@@ -128,6 +138,8 @@ class FakeStage(StageClient):
             case Interrupt():
                 self.pending_interrupts.append(command)
                 self._by_itself(self.interrupt)
+            case Ping():
+                self._soon(self.emit, Pong(0.0))
             case Stop():
                 self.stop(0)
             case question:
@@ -152,11 +164,17 @@ class FakeStage(StageClient):
         submit = self.live.get(uid)
         return 0 if submit is None else submit.epoch
 
+    def check_integrity(self) -> None:
+        """Raise AssertionError if something is kept for a request that the stage has not."""
+        if not self.waiting | self.sessions.keys() <= self.live.keys():
+            raise AssertionError(f"stage '{self.name}' remembers a request that is over")
+        self.store.check_integrity(self.live)
+
     # --- what a test does ---------------------------------------------------------------------
 
     def emit(self, event: Event, frames: Sequence[bytes | memoryview] = ()) -> None:
         """Report any event."""
-        if not self.gone:
+        if not (self.gone or self.frozen):
             self._on_event(self.name, event, frames)
 
     def tokens(

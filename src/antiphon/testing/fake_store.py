@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from antiphon.core.chunks import MAX_AHEAD
 from antiphon.payload.ref import Ref
 from antiphon.stage.messages import Discard, Used
@@ -81,6 +83,12 @@ class FakeStore:
         self.take(uid)
         self._seen.pop(uid, None)
         self._ends.pop(uid, None)
+
+    def check_integrity(self, uids: Container[str]) -> None:
+        """Raise AssertionError if something is kept for a request that is not among `uids`."""
+        kept = self._given.keys() | self._seen.keys() | self._ends.keys()
+        if any(uid not in uids for uid in kept):
+            raise AssertionError(f"stage '{self._stage}' keeps input of a request that is over")
 
     def take_used(self) -> dict[str, list[str]]:
         """What has been used up since the last call."""
