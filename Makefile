@@ -9,6 +9,8 @@ BIN := .venv/bin
 QUESTION ?= What is the capital of France?
 OUT ?= reply.wav
 TESTS ?=
+# All tests at once: as many folders at a time as there are cores. A part of them: one after the other.
+WORKERS = $(if $(TESTS),,-n auto --dist loadgroup)
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -20,7 +22,7 @@ demo: setup  ## answer a question in text and speech: QUESTION="..." OUT=reply.w
 	@$(BIN)/antiphon chat "$(QUESTION)" --out "$(OUT)"
 
 test: setup  ## the tests, without the slow ones: TESTS=tests/core for a part
-	@$(BIN)/python -m pytest -m "not slow" $(TESTS)
+	@$(BIN)/python -m pytest -m "not slow" $(WORKERS) $(TESTS)
 
 test-slow: setup  ## the slow tests
 	@$(BIN)/python -m pytest -m slow $(TESTS)
@@ -35,6 +37,7 @@ docs: setup  ## write the generated parts of docs/ again
 	@$(BIN)/python -m antiphon.upstream.docs docs/upstream-symbols.md
 	@$(BIN)/python -m antiphon.pipeline.docs docs/deployment.md
 	@$(BIN)/python -m antiphon.observe.docs docs/metrics.md
+	@$(BIN)/python tests/support/field_case_page.py docs/field-cases.md
 
 clean:  ## remove caches and build output
 	@find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -21,6 +21,8 @@ CACHE_DIR = "ANTIPHON_CACHE_DIR"
 OFFLINE = "ANTIPHON_OFFLINE"
 LOG_LEVEL = "ANTIPHON_LOG_LEVEL"
 API_KEY = "ANTIPHON_API_KEY"
+CHECK_EVERY_STEP = "ANTIPHON_CHECK_EVERY_STEP"
+SHM_DIR = "ANTIPHON_SHM_DIR"
 
 DEFAULT_INPUT_WAIT_TIMEOUT_S = 600.0
 _ONE_DAY_S = 86_400.0
@@ -55,6 +57,16 @@ VARIABLES = (
     Variable(OFFLINE, "0", "1: never fetch anything, use only what the cache holds"),
     Variable(LOG_LEVEL, "error", f"what the stages write on stderr: one of {', '.join(_LEVELS)}"),
     Variable(API_KEY, "none", "what callers of `antiphon serve` have to give as a bearer token"),
+    Variable(
+        SHM_DIR,
+        "the system's own",
+        "folder for payloads between stages, best in memory; where the system's is too small",
+    ),
+    Variable(
+        CHECK_EVERY_STEP,
+        "0",
+        "1: debugging; every stage checks all its state after each step, and ends where it disagrees",
+    ),
 )
 
 
@@ -79,12 +91,32 @@ def cache_dir() -> Path:
 
 def offline() -> bool:
     """True if nothing may be fetched. Raises SettingError."""
-    value = os.environ.get(OFFLINE, "").strip().lower()
+    return _switched_on(OFFLINE)
+
+
+def shm_dir() -> Path | None:
+    """The folder for payloads between processes; None: the system's own. Raises SettingError."""
+    value = os.environ.get(SHM_DIR, "")
+    if not value.strip():
+        return None
+    folder = Path(value)
+    if not (folder.is_absolute() and folder.is_dir()):
+        raise SettingError(f"{SHM_DIR} is {value!r}; give the full path of a folder that is there.")
+    return folder
+
+
+def check_every_step() -> bool:
+    """True if stages check all their state after each step. Raises SettingError."""
+    return _switched_on(CHECK_EVERY_STEP)
+
+
+def _switched_on(name: str) -> bool:
+    value = os.environ.get(name, "").strip().lower()
     if value in _TRUE:
         return True
     if not value or value in _FALSE:
         return False
-    raise SettingError(f"{OFFLINE} is {value!r}; use 1 or 0.")
+    raise SettingError(f"{name} is {value!r}; use 1 or 0.")
 
 
 def log_level() -> LogLevel:

@@ -134,3 +134,32 @@ def test_nobody_else_can_call_unless_the_operator_says_so() -> None:
     options = build_parser().parse_args(["serve"])
     assert options.host == "127.0.0.1"
     assert not options.admin
+
+
+def test_a_replica_drains_and_rejoins(server: FakeServer) -> None:
+    body = {"stage": "talker", "replica": 0}
+    assert post(server, "/admin/drain", body).json()["status"] == "drained"
+    answer = httpx2.get(server.url + "/health", timeout=20)
+    assert (answer.status_code, answer.json()["status"]) == (503, "degraded")
+    assert answer.json()["stages"]["talker"]["replicas"][0]["state"] == "draining"
+    assert chat(server, "fake").status_code == 200  # text does without
+    assert post(server, "/admin/rejoin", body).json()["status"] == "ready"
+    assert health(server) == (200, "ok")
+
+
+def test_a_replica_is_restarted(server: FakeServer) -> None:
+    before = server.stages["talker"]
+    assert post(server, "/admin/restart", {"stage": "talker"}).json()["status"] == "ready"
+    assert server.stages["talker"] is not before
+    answer = httpx2.get(server.url + "/health", timeout=20).json()
+    assert answer["stages"]["talker"]["replicas"] == [{"id": 0, "state": "ready", "restarts": 1}]
+    assert 'antiphon:restarts_total{model_name="fake",replica="0",stage="talker"} 1.0' in (
+        httpx2.get(server.url + "/metrics", timeout=20).text
+    )
+
+
+@pytest.mark.parametrize("call", ["drain", "rejoin", "restart"])
+def test_a_replica_that_is_not_there(server: FakeServer, call: str) -> None:
+    answer = post(server, f"/admin/{call}", {"stage": "talker", "replica": 3})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].startswith("there is no replica talker/3; there is")

@@ -6,7 +6,6 @@ import base64
 import json
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -15,94 +14,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from antiphon.errors import InputTooLongError, StageDiedError
 from antiphon.pipeline.topology import Entry
 from antiphon.serve.errors import api_error
-from antiphon.serve.realtime.answer import Answer, Outcome
+from antiphon.serve.realtime.answer import Outcome
 from antiphon.serve.realtime.client_events import TYPES
-from antiphon.serve.realtime.commands import Begin, Cancel, Forget, Listen
 from antiphon.serve.realtime.context import request_of, shorten
-from antiphon.serve.realtime.conversation import Conversation
-from antiphon.serve.realtime.options import Abilities
-from antiphon.serve.realtime.settings import RealtimeSettings
 from realtime_events import check_all
-
-SECOND = base64.b64encode(bytes(48_000)).decode()
-ABILITIES = Abilities(
-    model="fake",
-    outputs=("audio", "text"),
-    writes=True,
-    hears=True,
-    transcribes=True,
-    reads_transcripts=False,
-    entry=Entry("chat", "thinker", "fake:Chat", inputs=("text", "audio"), params=("speaker",)),
-    text_stage="thinker",
-    sample_rate=24_000,
-)
-
-
-class Talk:
-    """A conversation, and what its caller has been told."""
-
-    def __init__(self, *, max_items: int = 100, max_audio_s: float = 10.0, **can: Any) -> None:
-        self.events: list[dict[str, Any]] = []
-        self.listens: list[Listen] = []
-        self.answer: Answer | None = None
-        abilities = msgspec.structs.replace(ABILITIES, **can)
-        limits = RealtimeSettings(max_items=max_items, max_bytes=400_000)
-        self.conversation = Conversation(abilities, limits, max_audio_s, self._emit)
-        self.conversation.open()
-
-    def _emit(self, event: Any) -> None:
-        self.events.append(json.loads(msgspec.json.encode(event)))
-
-    def say(self, type: str, **fields: Any) -> list[dict[str, Any]]:
-        """What the caller is told at once."""
-        before = len(self.events)
-        message = json.dumps({"type": type, "event_id": "mine", **fields})
-        for command in self.conversation.receive(message):
-            match command:
-                case Begin():
-                    assert self.answer is None
-                    self.answer = command.answer
-                case Cancel():
-                    assert command.answer is self.answer
-                    self.finish(Outcome("cancelled"))
-                case Listen():
-                    self.listens.append(command)
-                case Forget():
-                    self.listens = [one for one in self.listens if one.item is not command.item]
-        return self.events[before:]
-
-    def ask(self, text: str = "hello") -> None:
-        self.say("conversation.item.create", item=message(text))
-
-    def respond(self, **given: Any) -> Answer:
-        self.say("response.create", response=given)
-        assert self.answer is not None
-        return self.answer
-
-    def finish(self, outcome: Outcome) -> None:
-        assert self.answer is not None
-        self.conversation.finished(self.answer, outcome)
-        self.answer = None
-
-    def error(self, type: str, **fields: Any) -> dict[str, Any]:
-        """The one error that an event is answered with."""
-        (told,) = self.say(type, **fields)
-        assert told["type"] == "error"
-        assert told["error"]["event_id"] == "mine"
-        return dict(told["error"])
-
-    def texts(self) -> list[tuple[str, str]]:
-        """What the next answer would be given."""
-        context = self.respond()
-        asked = request_of(context, self.conversation.abilities).messages
-        self.finish(Outcome("failed"))
-        return [(str(m["role"]), str(m["content"])) for m in asked]
-
-
-def message(text: str, role: str = "user", **fields: Any) -> dict[str, Any]:
-    kind = "output_text" if role == "assistant" else "input_text"
-    content = [{"type": kind, "text": text}]
-    return {"type": "message", "role": role, "content": content, **fields}
+from realtime_talk import ABILITIES, SECOND, Talk, message
 
 
 def test_what_is_not_served_is_named() -> None:
@@ -436,9 +352,8 @@ JSON = st.recursive(
 @settings(max_examples=300, deadline=None)
 def test_nonsense_is_never_more_than_an_error(messages: list[Any]) -> None:
     talk = Talk()
-    for message in messages:
-        said = message if isinstance(message, str) else json.dumps(message)
-        talk.conversation.receive(said)
+    for said in messages:
+        talk.send(said if isinstance(said, str) else json.dumps(said))
     check_all(talk.events, whole=False)
 
 

@@ -9,7 +9,6 @@ import random
 import time
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -17,6 +16,7 @@ import psutil
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
+from antiphon.connector.runs import shm_directory
 from live_server import LiveServer
 
 CALLERS = 64
@@ -182,7 +182,7 @@ def test_callers_who_come_and_go(server: LiveServer, capsys: pytest.CaptureFixtu
     """C2, C50, C66, C82: each call has one outcome, and then the server is as it was."""
     asyncio.run(_load(server.url, 15, seed=1))  # caches and pools have their size then
     _idle(server)
-    shared = set(Path("/dev/shm").iterdir())  # noqa: S108 - where the stages' segments are
+    shared = set(shm_directory().iterdir())
     before = _memory(server)
 
     outcomes, health = asyncio.run(_load(server.url, SECONDS, seed=2))
@@ -202,7 +202,7 @@ def test_callers_who_come_and_go(server: LiveServer, capsys: pytest.CaptureFixtu
     assert after["server"] < before["server"] + 16
     # Kernels are kept per shape: this levels off after some minutes.
     assert after["stages"] < before["stages"] + 160
-    assert len(set(Path("/dev/shm").iterdir()) - shared) <= 4  # noqa: S108  kept segments
+    assert len(set(shm_directory().iterdir()) - shared) <= 4  # kept segments
     metrics = httpx2.get(server.url + "/metrics", timeout=20).text
     values = dict(
         line.rsplit(" ", 1) for line in metrics.splitlines() if line.startswith("antiphon:requests")

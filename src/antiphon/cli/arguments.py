@@ -67,6 +67,14 @@ def stage_model(text: str) -> tuple[str, str]:
     return stage, model
 
 
+def stage_count(text: str) -> tuple[str, int]:
+    """Stage and number of "STAGE=N", for argparse."""
+    stage, equals, number = text.partition("=")
+    if not equals or not _STAGE.fullmatch(stage):
+        raise argparse.ArgumentTypeError(f"{text!r} is not STAGE=N, such as talker=2")
+    return stage, whole_number(number)
+
+
 def add_verbose(parser: argparse.ArgumentParser, default: bool | str) -> None:
     """`-v`, which works before and behind the command's name."""
     parser.add_argument(

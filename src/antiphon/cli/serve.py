@@ -19,6 +19,7 @@ from antiphon.cli.arguments import (
     add_pipeline_choice,
     add_verbose,
     positive_number,
+    stage_count,
     whole_number,
 )
 from antiphon.errors import InvalidRequestError, SettingError
@@ -35,6 +36,7 @@ _EXAMPLES = """examples:
   antiphon serve                               the voice pipeline on http://127.0.0.1:8000
   antiphon serve --pipeline qwen3-omni --model FOLDER --host 0.0.0.0 --api-key SECRET
   antiphon serve --modalities text             only what text needs
+  antiphon serve --replicas talker=2           a stage twice
   curl http://127.0.0.1:8000/v1/chat/completions -H 'content-type: application/json' \\
     -d '{"model": "voice", "messages": [{"role": "user", "content": "Why is the sky blue?"}]}'
 
@@ -59,6 +61,15 @@ def add_parser(commands: Any) -> None:
         metavar="LIST",
         help="what is to be given, with commas between: only stages that it needs are started"
         " (default: all that the pipeline gives)",
+    )
+    parser.add_argument(
+        "--replicas",
+        type=stage_count,
+        action="append",
+        default=[],
+        metavar="STAGE=N",
+        help="copies of a stage, each in a process of its own (default: the deployment's, else 1);"
+        " may be given several times",
     )
     _add_address(parser)
     _add_limits(parser)
@@ -98,7 +109,9 @@ def _add_address(parser: argparse.ArgumentParser) -> None:
         " any; may be given several times",
     )
     group.add_argument(
-        "--admin", action="store_true", help="allow /admin/sleep, wake, abort and inspect"
+        "--admin",
+        action="store_true",
+        help="allow /admin/…: sleep, wake, abort, inspect; drain, rejoin and restart a replica",
     )
 
 
@@ -149,7 +162,7 @@ def run(options: argparse.Namespace) -> int:
     from antiphon.cli.progress import StageProgress
     from antiphon.cli.setup import check_installation, prepare
 
-    setup = prepare(options)
+    setup = prepare(options, options.replicas)
     check_installation()
     _check_libraries()
     modalities = _modalities(options.modalities, setup.topology)

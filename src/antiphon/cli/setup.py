@@ -30,8 +30,8 @@ class Setup:
         return config_yaml(self.deployment)
 
 
-def prepare(options: argparse.Namespace) -> Setup:
-    """Load and check pipeline, deployment and environment.
+def prepare(options: argparse.Namespace, replicas: Iterable[tuple[str, int]] = ()) -> Setup:
+    """Load and check pipeline, deployment and environment. `replicas` go before the deployment's.
 
     Raises UnknownPipelineError, TopologyError, DeploymentError, SettingError or, for options that
     contradict each other, InvalidRequestError.
@@ -42,6 +42,7 @@ def prepare(options: argparse.Namespace) -> Setup:
         changes["in_process"] = True
     if options.verbose and given.log_level != "debug":
         changes["log_level"] = "info"
+    changes["replicas"] = {**given.replicas, **dict(replicas)}
     given = msgspec.structs.replace(given, **changes).with_models(_models(options.model or ()))
     topology = chosen_pipeline(options.pipeline, given)
     return Setup(topology, fill_defaults(topology, given))

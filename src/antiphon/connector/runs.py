@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Collection
 from pathlib import Path
 
+from antiphon import env
 from antiphon.errors import ConnectorError
 
 _KEPT = ".kept"
@@ -26,7 +27,12 @@ _FILE = re.compile(r"antiphon-([A-Za-z0-9_]{1,32})(?:\.lock|-[0-9a-f]{32}(?:\.ke
 
 
 def shm_directory() -> Path:
-    """Where shared memory lives as files; an ordinary temporary folder where there is none."""
+    """Where shared memory lives as files; an ordinary temporary folder where there is none.
+
+    Raises SettingError if the operator has chosen one that is not there.
+    """
+    if (chosen := env.shm_dir()) is not None:
+        return chosen
     shared = Path("/dev/shm")  # noqa: S108 - files in it have random names and mode 0600
     return shared if shared.is_dir() else Path(tempfile.gettempdir())
 

@@ -1,4 +1,4 @@
-"""Sleep, wake, abort and a look inside, over HTTP; only where the operator has allowed it."""
+"""Sleep, wake, abort, replicas and a look inside, over HTTP; where the operator has allowed it."""
 
 from __future__ import annotations
 
@@ -34,8 +34,16 @@ class AbortBody(BaseModel):
     request_id: Annotated[str, Field(min_length=1, max_length=256)]
 
 
+class ReplicaBody(BaseModel):
+    """Which copy of a stage."""
+
+    model_config = ConfigDict(extra="forbid")
+    stage: Annotated[str, Field(min_length=1, max_length=256)]
+    replica: Annotated[int, Field(ge=0)] = 0
+
+
 def admin_router(service: Service) -> APIRouter:
-    """`/admin/…`: sleep, wake, abort, inspect. Each answers when every stage has."""
+    """`/admin/…`. Each answers when what was asked for is done."""
     router = APIRouter(prefix="/admin", tags=["admin"])
 
     @router.post("/sleep")
@@ -71,5 +79,26 @@ def admin_router(service: Service) -> APIRouter:
         service.require_serving()
         found = await service.omni.inspect()
         return Response(msgspec.json.encode(found), media_type="application/json")
+
+    @router.post("/drain")
+    async def drain(body: ReplicaBody) -> dict[str, str | int]:
+        """Give a replica no more calls; answered when it has none."""
+        service.require_serving()
+        await service.omni.drain(body.stage, body.replica)
+        return {"stage": body.stage, "replica": body.replica, "status": "drained"}
+
+    @router.post("/rejoin")
+    async def rejoin(body: ReplicaBody) -> dict[str, str | int]:
+        """Undo drain."""
+        service.require_serving()
+        service.omni.rejoin(body.stage, body.replica)
+        return {"stage": body.stage, "replica": body.replica, "status": "ready"}
+
+    @router.post("/restart")
+    async def restart(body: ReplicaBody) -> dict[str, str | int]:
+        """Drain a replica, end its process and start another; answered when that serves."""
+        service.require_serving()
+        await service.omni.restart(body.stage, body.replica)
+        return {"stage": body.stage, "replica": body.replica, "status": "ready"}
 
     return router

@@ -38,6 +38,11 @@ class BodyBudget:
     def give_back(self, size: int) -> None:
         self.held -= size
 
+    def check_integrity(self, open_calls: int) -> None:
+        """Raise AssertionError if bytes are counted that no call can have."""
+        if not 0 <= self.held <= min(self._total, open_calls * self.limit):
+            raise AssertionError(f"{self.held} bytes are counted for {open_calls} open calls")
+
 
 class BoundedBody:
     """The body of one call: stands in for its `receive`, which raises ApiError."""

@@ -36,6 +36,12 @@ class PastAnswers:
             self._chars -= len(oldest)
         return expires_at
 
+    def check_integrity(self) -> None:
+        """Raise AssertionError if what is kept is miscounted, or too much."""
+        chars = sum(len(text) for text, _ in self._kept.values())
+        if chars != self._chars or len(self._kept) > KEEP or chars > KEEP_CHARS:
+            raise AssertionError("past answers are miscounted")
+
     def transcript(self, id: str) -> str | None:
         """What was said; None if that is not known (any more)."""
         text, expires_at = self._kept.get(id, (None, 0))

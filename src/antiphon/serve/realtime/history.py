@@ -127,6 +127,12 @@ class History:
     def __len__(self) -> int:
         return len(self._items)
 
+    def check_integrity(self) -> None:
+        """Raise AssertionError if a message is there twice, or more are than may."""
+        ids = {item.id for item in self._items}
+        if len(ids) != len(self._items) or len(ids) > self._max_items:
+            raise AssertionError("a conversation has a message twice, or too many")
+
     def check_room(self, size: int = 0) -> None:
         """Raise ApiError unless one more message of `size` bytes may come."""
         if len(self._items) >= self._max_items:

@@ -54,6 +54,13 @@ class Outbox:
         """Send nothing of what waits."""
         self._keep([])
 
+    def check_integrity(self) -> None:
+        """Raise AssertionError if what waits is miscounted, or too much and nobody is told."""
+        if self._bytes != sum(len(message.text) for message in self._messages):
+            raise AssertionError("the messages that wait are miscounted")
+        if self._bytes > self._max_bytes and not self.overflowed.is_set():
+            raise AssertionError("more waits than may")
+
     def close(self) -> None:
         """Take nothing more; `pump` returns when everything has been sent."""
         self._closed = True
