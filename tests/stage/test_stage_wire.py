@@ -33,6 +33,8 @@ from antiphon.stage.messages import (
     Measure,
     Measured,
     Output,
+    Ping,
+    Pong,
     Ready,
     Sleep,
     Starting,
@@ -64,6 +66,7 @@ COMMANDS: list[Command] = [
     Wake(["weights"], 9),
     Inspect(10),
     Measure(11),
+    Ping(),
     Stop(),
 ]
 EVENTS: list[Event] = [
@@ -82,6 +85,7 @@ EVENTS: list[Event] = [
         gate=Gate(ManualClock()).statistics(),
     ),
     Measured(1, 2, Gate(ManualClock()).statistics()),
+    Pong(0.25),
     Measured(
         1,
         2,

@@ -15,7 +15,7 @@ class Layout(enum.StrEnum):
     SHARED = "shared"  # the same for all requests; sent once per request
 
 
-class FieldSpec(msgspec.Struct, frozen=True):
+class FieldSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Name, layout, dtype ("int32", "bfloat16", …) and shape of one field."""
 
     name: str

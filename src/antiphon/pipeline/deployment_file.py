@@ -1,7 +1,13 @@
-"""Deployments out of YAML files and plain data; each mistake is named by its key's path."""
+"""Deployments out of YAML files and plain data; each mistake is named by its key's path.
+
+An alias of YAML's is the very object that its anchor is. A few lines of them can stand for billions
+of values, or for one without an end, so they are counted as often as they stand there before
+anything walks through them.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,11 +21,21 @@ from antiphon.pipeline.stage_deployment import StageDeployment
 from antiphon.pipeline.suggest import did_you_mean
 from antiphon.pipeline.supervision import Supervision
 
+MAX_FILE_BYTES = 1 << 20
+MAX_VALUES = 10_000
+"""Of one deployment, keys included; an alias counts as all that it stands for."""
+MAX_DEPTH = 32
+_INT_BITS = 63  # of what crosses to another process, besides the sign
+
 
 def load_deployment(path: str | Path) -> Deployment:
     """The deployment in a YAML file. Raises DeploymentError, naming the file and the key."""
     try:
-        data = msgspec.yaml.decode(Path(path).read_text(encoding="utf-8"))
+        with Path(path).open("rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+        if len(content) > MAX_FILE_BYTES:
+            raise DeploymentError(f"{path}: is larger than {MAX_FILE_BYTES} bytes")
+        data = msgspec.yaml.decode(content.decode("utf-8"))
     except OSError as error:
         raise DeploymentError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -37,6 +53,7 @@ def parse_deployment(data: object) -> Deployment:
     """A deployment from plain data. Raises DeploymentError, starting with the key's path."""
     if not isinstance(data, dict):
         raise DeploymentError(f"expected keys and values, got {type(data).__name__}")
+    _check_bounds(data)
     stages = _convert_each(data, "stages", StageDeployment)
     edges = _convert_each(data, "edges", EdgeDeployment)
     data = {**data, "stages": stages, "edges": edges}
@@ -45,6 +62,27 @@ def parse_deployment(data: object) -> Deployment:
     if isinstance(models := data.get("models"), str):
         data["models"] = {ALL_STAGES: models}
     return _convert(data, Deployment, "")
+
+
+def _check_bounds(data: object) -> None:
+    """Raise DeploymentError for more, deeper or larger values than any deployment has."""
+    count, rest = 0, [(data, 0)]
+    while rest:
+        value, depth = rest.pop()
+        count += 1
+        if count > MAX_VALUES:
+            raise DeploymentError(f"it has more than {MAX_VALUES} values, aliases counted in full")
+        if depth > MAX_DEPTH:
+            raise DeploymentError(f"it is more than {MAX_DEPTH} levels deep, or contains itself")
+        if isinstance(value, int) and value.bit_length() > _INT_BITS:
+            raise DeploymentError(f"it has a number of more than {_INT_BITS} bits")
+        rest += [(part, depth + 1) for part in _parts(value)]
+
+
+def _parts(value: object) -> Iterable[object]:
+    if isinstance(value, Mapping):
+        return [*value.keys(), *value.values()]
+    return value if isinstance(value, list | tuple | set) else ()
 
 
 S = TypeVar("S", bound=msgspec.Struct)

@@ -8,6 +8,7 @@ import msgspec
 
 from antiphon.errors import DeploymentError
 from antiphon.pipeline.checks import check_counts, check_timeout, count_bytes
+from antiphon.pipeline.values import is_plain
 
 Device = Literal["auto", "cpu", "cuda"]
 
@@ -74,7 +75,12 @@ class StageDeployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             )
         check_timeout("input_wait_timeout_s", self.input_wait_timeout_s)
         count_bytes(self, "kv_cache_bytes")
-        for name in self.engine_args:
+        for name, value in self.engine_args.items():
+            if not is_plain(value):
+                raise DeploymentError(
+                    f"engine_args.{name}: it has to cross to another process; give numbers, texts,"
+                    " truth values, null, and lists and maps of them"
+                )
             if name in RESERVED:
                 raise DeploymentError(f"engine_args.{name}: Antiphon sets this itself; remove it")
             if name in OWN_FIELD:

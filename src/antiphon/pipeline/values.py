@@ -12,6 +12,7 @@ _TARGET = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _UNITS = {"": 1, "B": 1}
 _UNITS |= {f"{letter}B": 1000**power for power, letter in enumerate("KMGT", 1)}
 _UNITS |= {f"{letter}IB": 1024**power for power, letter in enumerate("KMGT", 1)}
+_MOST_BYTES = (1 << 63) - 1  # what crosses to another process
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 
 
@@ -43,7 +44,8 @@ def parse_bytes(size: int | str) -> int:
         match = _SIZE.fullmatch(size.strip())
         if match is None or match[2].upper() not in _UNITS:
             raise ValueError(f"{size!r} is not a size; write bytes, or a number with MiB or GiB")
-        count = int(float(match[1]) * _UNITS[match[2].upper()])
-    if count <= 0:
-        raise ValueError(f"{size!r} is not a size; it has to be positive")
+        exact = float(match[1]) * _UNITS[match[2].upper()]
+        count = int(min(exact, _MOST_BYTES + 1))
+    if not 0 < count <= _MOST_BYTES:
+        raise ValueError(f"{size!r} is not a size; it has to be positive, and below 8 EiB")
     return count

@@ -35,12 +35,15 @@ class Channel(Generic[Message]):
     def receive(self) -> tuple[Message, list[bytes]]:
         """Blocks until a message is complete.
 
-        Raises EOFError or OSError when the other end is gone.
+        Raises EOFError or OSError when the other end is gone, MsgspecError for what is no message.
         """
         head = self._connection.recv_bytes()
         count = int.from_bytes(head[:_COUNT], "little")
         frames = [self._connection.recv_bytes() for _ in range(count)]
-        return self._decoder.decode(head[_COUNT:]), frames
+        try:
+            return self._decoder.decode(head[_COUNT:]), frames
+        except RecursionError as error:  # an unknown key that is nested without end
+            raise msgspec.DecodeError(str(error)) from error
 
     def close(self) -> None:
         self._connection.close()
