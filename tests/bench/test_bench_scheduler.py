@@ -32,6 +32,14 @@ def test_both_schedulers_are_measured_on_the_same_work(folder: str, routed: bool
     assert 0.5 < row.ratio < 3
 
 
+@pytest.mark.parametrize("requests", [1, 16, 64, 128])
+def test_any_batch_can_be_measured(folder: str, requests: int) -> None:
+    """C56: microseconds of scheduler and output path for a step of each size."""
+    row = measure(folder, requests, 4, routed=True)
+    assert row.requests == requests
+    assert row.antiphon_us > 0
+
+
 def test_the_ratio_is_the_median_over_pairs() -> None:
     """One disturbed pair does not move it."""
     row = scheduler._row(8, [1e-6, 2e-6, 4e-6], [1.1e-6, 2.2e-6, 400e-6])

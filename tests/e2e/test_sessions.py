@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import numpy as np
 import pytest
@@ -71,6 +72,38 @@ async def test_barge_in(voice: AsyncOmni) -> None:
         assert end.reply.text.startswith("The ocean is")
         assert end.reply.audio is not None
         assert finished(later).reply.text
+    assert await idle(voice) == EMPTY
+
+
+async def first_sound(session: Session, segment: int) -> float:
+    """The moment of a segment's first sound."""
+    async for event in session:
+        if event.segment == segment and isinstance(event.event, AudioChunk):
+            return time.monotonic()
+    raise AssertionError("it was never heard")
+
+
+@pytest.mark.slow
+async def test_an_interruption_is_quick_and_costs_the_next_turn_nothing(voice: AsyncOmni) -> None:
+    """C97: all stages have let go within a quarter of a second, and the same question is answered
+    as soon as without one. The better of two rounds: others may use the machine.
+    """
+    cancels, quiet, interrupted = [], [], []
+    for _ in range(2):
+        async with voice.session() as session:
+            asked = time.monotonic()
+            await session.append(CAPITAL)
+            quiet.append(await first_sound(session, 0) - asked)
+        async with voice.session() as session:
+            await session.append("Tell me about the ocean.")
+            cut = await first_sound(session, 0)
+            await session.interrupt()
+            asked = time.monotonic()
+            cancels.append(asked - cut)
+            number = await session.replace(CAPITAL)
+            interrupted.append(await first_sound(session, number) - asked)
+    assert min(cancels) < 0.25
+    assert min(interrupted) < 1.2 * min(quiet), (interrupted, quiet)
     assert await idle(voice) == EMPTY
 
 

@@ -36,6 +36,7 @@ QUESTION = "What is the capital of France?"
 
 
 async def test_answers_in_text_and_speech(voice: AsyncOmni, judge: Judge) -> None:
+    """C72: on a machine without a GPU like on any other."""
     events = [event async for event in voice.stream(OmniRequest(text=QUESTION))]
     finished = events[-1]
     assert isinstance(finished, Finished)

@@ -102,7 +102,7 @@ def test_a_put_that_fails_for_a_while_is_retried(pair: Pair, policy: str, short:
 @POLICY
 @SHORT
 def test_a_put_that_fails_for_ever(pair: Pair, policy: str, short: bool) -> None:
-    """C102: a typed error at once, or a consumer that computes the cache itself; never a wait."""
+    """A typed error at once, or a consumer that computes the cache itself; never a wait."""
     pair.faults.fail_puts(None, "q0/")
     start(pair, short=short)
     began = CLOCK()

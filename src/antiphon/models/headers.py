@@ -47,6 +47,25 @@ def weight_files(folder: str | Path) -> dict[str, str]:
     return {name: file.name for file in files for name in read_header(file)}
 
 
+def weight_bytes(folder: str | Path, prefixes: Sequence[str] = ()) -> int:
+    """Bytes of the weights whose names begin with one of `prefixes`; of all where there are none.
+
+    0 where nothing can be read: what is wrong with a checkpoint is for others to say.
+    """
+    folder = Path(folder)
+    wanted = tuple(prefixes) or ("",)
+    try:
+        headers = [read_header(folder / file) for file in set(weight_files(folder).values())]
+    except ModelUnavailableError:
+        return 0
+    return sum(
+        tensor.data_offsets[1] - tensor.data_offsets[0]
+        for header in headers
+        for name, tensor in header.items()
+        if name.startswith(wanted)
+    )
+
+
 def check_checkpoint(folder: str | Path, stage: Stage) -> None:
     """Raise ModelUnavailableError, with everything that is missing, if `stage` cannot run on it.
 

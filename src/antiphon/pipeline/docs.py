@@ -42,6 +42,13 @@ antiphon chat "Good morning." --deployment mine.yaml
 Without `pipeline` the file fits any pipeline that has the stages and edges it names.
 
 An unknown key is an error that names the nearest right one.
+
+## Memory
+
+Every stage has a budget of its own: its weights, its `kv_cache_bytes`, and `connector_bytes` of
+host memory for payloads, once for each replica. `--verbose` prints it for each stage. On the CPU
+nothing starts if weights and KV caches together are more than the machine, or its container, has
+left; if only the payloads would go beyond that, a warning says so.
 """
 
 

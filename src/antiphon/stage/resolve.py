@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from antiphon.core.options import ConnectorSpec, InEdge, OutEdge
 from antiphon.core.targets import load_target
+from antiphon.env import check_every_step
 from antiphon.errors import ModelUnavailableError, TopologyError
 from antiphon.models.headers import check_checkpoint
 from antiphon.models.hub import named_folder
@@ -23,6 +24,7 @@ from antiphon.pipeline.stage_deployment import StageDeployment
 from antiphon.pipeline.topology import Edge, EdgeMode, Stage, StageKind, Topology
 from antiphon.pipeline.values import parse_bytes
 from antiphon.pipeline.wanted import stages_wanted
+from antiphon.stage.memory import require_memory
 from antiphon.stage.spec import StageSpec
 
 logger = logging.getLogger(__name__)
@@ -71,8 +73,8 @@ def resolve_stages(
 
     `deployment` comes from `fill_defaults`, `run` is the random token of this run. Blocks while
     models are fetched. Raises ModelUnavailableError for a checkpoint that is not there or not what
-    its stage wants, and TopologyError if a topology's model function is not there or does not
-    return a folder.
+    its stage wants, TopologyError if a topology's model function is not there or does not return a
+    folder, and DeploymentError if the stages cannot fit the machine's memory.
     """
     topology = deployed(topology, deployment)
     stages = stages_wanted(topology, entries, modalities, inputs)
@@ -100,14 +102,16 @@ def resolve_stages(
             outputs=tuple(_out_edge(edge, topology, deployment) for edge in taken),
             input_wait_timeout_s=_filled(settings.input_wait_timeout_s),
             atomic_inputs=stage.atomic_inputs,
-            recomputes=stage.recomputes,
+            preemption=stage.preemption,
             active_streams=_filled(settings.active_streams),
             metrics=deployment.metrics,
+            check_every_step=check_every_step(),
             threads=_filled(settings.threads),
             log_level=_filled(deployment.log_level),
             environment=stage_environment(settings, _filled(deployment.log_level)),
             kv_connector=stage.name in loaders,
         )
+    require_memory(topology, deployment, specs, on_progress)
     return specs
 
 
