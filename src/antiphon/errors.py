@@ -40,9 +40,11 @@ to do.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import msgspec
+
+E = TypeVar("E", bound=BaseException)
 
 
 class ErrorInfo(msgspec.Struct, frozen=True):
@@ -268,6 +270,16 @@ def _subclasses(cls: type[AntiphonError]) -> list[type[AntiphonError]]:
 def error_codes() -> dict[str, type[AntiphonError]]:
     """All codes with their classes."""
     return {cls.code: cls for cls in _subclasses(AntiphonError)}
+
+
+def without_frames(error: E) -> E:
+    """`error`, which is to be kept, without its traceback and the errors that led to it.
+
+    Those hold the frames that it came through and all their callers, and by their variables what
+    the request held, and the error itself: a cycle that nothing but the garbage collector ends.
+    """
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)
 
 
 def from_wire(info: ErrorInfo) -> AntiphonError:

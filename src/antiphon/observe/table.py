@@ -236,6 +236,13 @@ UNANSWERED = Metric(
 # --- stages ---------------------------------------------------------------------------------------
 
 STEPS = Metric("stage_steps_total", _C, _E, "Engine steps.", PLACE)
+INTEGRITY_FAILURES = Metric(
+    "integrity_failures_total",
+    _C,
+    _E,
+    "Times that a replica, idle, found its own state to disagree; its log says what.",
+    PLACE,
+)
 GATED = Metric(
     "stage_gated_requests", _G, _E, "Requests that are held until their input is there.", PLACE
 )

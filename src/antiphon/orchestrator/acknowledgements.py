@@ -59,6 +59,12 @@ class Acknowledgements:
         for token in list(self._asked):
             self._settle(token)
 
+    def check_integrity(self) -> None:
+        """Raise AssertionError if nobody is left to answer what is still waited for."""
+        for asked in self._asked.values():
+            if not asked.awaiting or any(replica in self._gone for replica in asked.awaiting):
+                raise AssertionError("an answer is waited for that nobody owes")
+
     def __len__(self) -> int:
         return len(self._asked)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import asyncio
 from collections.abc import Callable, Mapping
 
 from antiphon.errors import AntiphonError, InvalidRequestError, ShutdownError
@@ -42,8 +42,10 @@ class Administration:
     def __init__(self, router: Router, on_notice: OnNotice | None = None) -> None:
         self._router = router
         self._notify = on_notice or (lambda line: None)
-        self._asleep: frozenset[str] = frozenset()  # memory that was given back
+        self._to_sleep: frozenset[str] = frozenset()  # memory that all are to have given back
         self._sleep_level = 1
+        self._asleep: dict[Replica, frozenset[str]] = {}  # what each has given back, if anything
+        self._restarting: dict[Replica, asyncio.Lock] = {}  # one at a time
         self._questions = Questions()
         self._specs: dict[str, StageSpec] = {}
         self._replicas: dict[Replica, StageSpec] = {}
@@ -75,7 +77,7 @@ class Administration:
         if seat is None or not (self._ready or seat.life.restarts):
             return ReplicaState(replica.number, "starting")
         draining = replica in self._router.draining
-        return seat.state(time.monotonic(), asleep=bool(self._asleep), draining=draining)
+        return seat.state(self._router.clock(), asleep=replica in self._asleep, draining=draining)
 
     @property
     def admission(self) -> Admission:
@@ -93,20 +95,37 @@ class Administration:
     async def sleep(self, level: int = 1) -> dict[str, int]:
         """Have every stage give memory back; bytes freed by replica. Requests wait until `wake`.
 
-        A replica that is being started again sleeps as soon as it serves.
+        A replica that is being started again sleeps as soon as it serves. An error is that of one
+        replica, and the others sleep.
         """
-        answers = await self._ask(lambda token: Sleep(level, token))
-        self._asleep, self._sleep_level = MEMORY, level
+        self._require_all()
+        self._to_sleep, self._sleep_level = MEMORY, level
+        answers = await self._ask(lambda token: Sleep(level, token), self._sleeps)
         return {name: a.bytes_freed for name, a in answers.items() if isinstance(a, Acknowledged)}
 
+    def _sleeps(self, replica: Replica) -> None:
+        self._asleep[replica] = MEMORY
+
     async def wake(self, tags: list[str] | None = None) -> None:
-        """Undo `sleep`."""
-        await self._ask(lambda token: Wake(tags, token))
-        self._asleep -= MEMORY if tags is None else frozenset(tags)
+        """Undo `sleep`. An error is that of one replica, and the others wake.
+
+        Whatever is being started again meanwhile will be awake.
+        """
+        self._serving()
+        woken = MEMORY if tags is None else frozenset(tags)
+
+        def wakes(replica: Replica) -> None:
+            if still := self._asleep.pop(replica, frozenset()) - woken:
+                self._asleep[replica] = still
+
+        self._to_sleep -= woken
+        await self._ask(lambda token: Wake(tags, token), wakes)
 
     async def inspect(self) -> dict[str, Inspection]:
         """Check every store of every stage; what each replica holds."""
         self._router.check_integrity()
+        self._questions.check_integrity()
+        self._require_all()
         answers = await self._ask(Inspect)
         return {name: a for name, a in answers.items() if isinstance(a, Inspection)}
 
@@ -122,11 +141,20 @@ class Administration:
         """Outputs of stages that belonged to nothing any more."""
         return self._router.late_outputs
 
-    async def _ask(self, command: Callable[[int], Command]) -> dict[str, Answer]:
+    def _require_all(self) -> None:
+        """Raise ShutdownError or StageDiedError unless every stage has a process to ask."""
         self._serving()
+        asked = {replica.stage for replica in self._alive()}
         for name in self._specs:
-            self._router.require(name)
-        answers = await self._questions.ask(self._alive(), command)
+            if name not in asked:
+                self._router.require(name)
+
+    async def _ask(
+        self,
+        command: Callable[[int], Command],
+        done: Callable[[Replica], None] = lambda replica: None,
+    ) -> dict[str, Answer]:
+        answers = await self._questions.ask(self._alive(), command, done)
         return {str(replica): answer for replica, answer in answers.items()}
 
     def _alive(self) -> Mapping[Replica, StageClient]:
@@ -153,14 +181,14 @@ class Administration:
         StageDiedError or StageStartError if it does not come back.
         """
         known = self._known(stage, replica)
-        stages = self._serving()
-        if not stages.clients[known].watched:
+        if not self._serving().clients[known].watched:
             raise InvalidRequestError("stages in the caller's process cannot be started again")
-        try:
-            await self._router.drain(known)
-            await stages.restart(known)
-        finally:
-            self._router.rejoin(known)
+        async with self._restarting.setdefault(known, asyncio.Lock()):
+            try:
+                await self._router.drain(known)
+                await self._serving().restart(known)
+            finally:
+                self._router.rejoin(known)
 
     def _known(self, stage: str, number: int) -> Replica:
         replica = Replica(stage, number)
@@ -182,6 +210,7 @@ class Administration:
         """For the stages: a replica's process has ended."""
         self._router.on_gone(replica, why)
         self._questions.lost(replica, why)
+        self._asleep.pop(replica, None)
         if restart_in_s is None:
             self._notify(f"stage {replica} is gone, and stays down: {why}")
         else:
@@ -191,9 +220,10 @@ class Administration:
         """For the stages: another process serves in the place of one that has ended."""
         self._router.on_back(replica)
         self._notify(f"stage {replica} serves again")
-        if self._asleep and self._stages is not None:
+        if self._to_sleep and self._stages is not None:
             client = self._stages.clients[replica]
             self._questions.tell({replica: client}, lambda token: Sleep(self._sleep_level, token))
+            self._sleeps(replica)
 
     def _serving(self) -> StageSet:
         if self._stages is None or not self._ready:

@@ -110,6 +110,16 @@ class Deliveries:
         for key, chunk in self._under_way.pop(consumer, {}).items():
             self._send(chunk.producer, Discard([key]))
 
+    def check_integrity(self) -> None:
+        """Raise AssertionError if a chunk is under way to nobody, or a ref has not been sent on."""
+        if self._outgoing:
+            raise AssertionError("refs have been collected and not sent on")
+        for consumer, chunks in self._under_way.items():
+            if any(chunk.holders < 1 for chunk in chunks.values()):
+                raise AssertionError(f"a chunk is under way to nobody at {consumer}")
+            if chunks and consumer in self._gone:
+                raise AssertionError(f"a chunk is under way to {consumer}, which is gone")
+
     def __len__(self) -> int:
         """Chunks that consumers have been given and have not used up."""
         return sum(len(keys) for keys in self._under_way.values())

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from antiphon.errors import AntiphonError
+from antiphon.errors import AntiphonError, without_frames
 from antiphon.orchestrator.api import Finished, OmniEvent
 from antiphon.orchestrator.clients import Frames
 from antiphon.orchestrator.flow import Flow
@@ -119,7 +119,7 @@ class LiveRequest:
         Without an error it is an abort, and `cause` says who wanted it. Harmless if the request is
         ending already.
         """
-        self._end("abort" if error is None else error, cause)
+        self._end("abort" if error is None else without_frames(error), cause)
 
     def _end(self, outcome: AntiphonError | str, cause: str | None) -> None:
         if self.phase is not Phase.RUNNING:
@@ -158,7 +158,7 @@ class LiveRequest:
         return Finished(self.flow.reply(finish_reason))
 
     def _conclude(self, outcome: Finished | AntiphonError) -> None:
-        self.told = True
+        self.told, self.outcome = True, None  # an error that is raised holds this request
         self.events.put_nowait(self._recorded(outcome))
 
     def _let_go(self) -> None:

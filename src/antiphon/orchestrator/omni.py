@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Mapping, Sequence
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -29,6 +30,7 @@ from antiphon.orchestrator.segments import LiveSession, SessionPlan
 from antiphon.orchestrator.sessions import Sampling, Session
 from antiphon.orchestrator.stages import MakeClient, StageSet
 from antiphon.orchestrator.tasks import Progress, in_thread, to_the_end
+from antiphon.orchestrator.timers import Later, on_loop
 from antiphon.pipeline.defaults import chosen_pipeline, fill_defaults
 from antiphon.pipeline.deployed import deployed
 from antiphon.pipeline.deployment import Deployment
@@ -51,7 +53,8 @@ class AsyncOmni(Administration):
     refused. `max_queued` is how many requests may wait at each stage beyond those that it serves at
     a time; None is no bound.
     `on_notice` is told in one line of each stage that is lost, and of what follows.
-    `make_client` starts the stages in another way than as vLLM engines, as `antiphon.testing` does.
+    `make_client` starts the stages in another way than as vLLM engines, as `antiphon.testing` does;
+    `clock` and `later` are another time to go by.
     """
 
     def __init__(
@@ -68,6 +71,8 @@ class AsyncOmni(Administration):
         max_queued: int | None = None,
         make_client: MakeClient | None = None,
         on_notice: OnNotice | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        later: Later = on_loop,
     ) -> None:
         given = deployment or Deployment()
         if not isinstance(given, Deployment):
@@ -87,7 +92,8 @@ class AsyncOmni(Administration):
         limits = _limits(self.deployment, max_queued)
         self._run = new_run_token()
         reclaim = partial(remove_payloads, self._run)
-        super().__init__(Router(admission=Admission(limits), reclaim=reclaim), on_notice)
+        self._later = later
+        super().__init__(Router(clock, Admission(limits, clock), reclaim, later), on_notice)
         self._intake: Intake | None = None
         self._preparation = Preparation()
 
@@ -130,6 +136,8 @@ class AsyncOmni(Administration):
             in_process=self.deployment.in_process,
             on_progress=self._on_progress,
             make_client=self._make_client,
+            clock=self._router.clock,
+            later=self._later,
         )
         try:
             await stages.start(self.deployment.start_timeout_s)
@@ -186,7 +194,10 @@ class AsyncOmni(Administration):
             while True:
                 event = await live.events.get()
                 if isinstance(event, AntiphonError):
-                    raise event
+                    try:
+                        raise event
+                    finally:
+                        del event  # its traceback holds this frame
                 yield event
                 if isinstance(event, Finished):
                     return

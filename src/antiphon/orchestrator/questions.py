@@ -12,6 +12,7 @@ from antiphon.orchestrator.replica import Replica
 from antiphon.stage.messages import Acknowledged, Command, Inspection, Measure, Measured
 
 Answer = Acknowledged | Inspection | Measured
+Done = Callable[[Replica], None]
 
 
 class Questions:
@@ -19,25 +20,30 @@ class Questions:
 
     def __init__(self) -> None:
         self._tokens = itertools.count()
-        self._open: dict[int, tuple[Replica, asyncio.Future[Answer]]] = {}  # with whom was asked
+        # By token: who was asked, and what is done when it answers without an error.
+        self._open: dict[int, tuple[Replica, asyncio.Future[Answer], Done]] = {}
         self._measuring: dict[Replica, asyncio.Future[Answer]] = {}
 
     async def ask(
-        self, clients: Mapping[Replica, StageClient], command: Callable[[int], Command]
+        self,
+        clients: Mapping[Replica, StageClient],
+        command: Callable[[int], Command],
+        done: Done = lambda replica: None,
     ) -> dict[Replica, Answer]:
         """Send each replica a command, made with the token of its answer; all answers.
 
-        Raises the first one's error, of those that answer with one or are lost.
+        `done` is told of each that has done it, also if nobody waits any more. Raises the first
+        one's error, of those that answer with one or are lost; but when all have.
         """
         loop = asyncio.get_running_loop()
         futures = {}
         for replica, client in clients.items():
             token = next(self._tokens)
             futures[replica] = loop.create_future()
-            self._open[token] = (replica, futures[replica])
+            self._open[token] = (replica, futures[replica], done)
             client.send(command(token))
-        answers = await asyncio.gather(*futures.values())
-        return dict(zip(futures, answers, strict=True))
+        await asyncio.gather(*futures.values(), return_exceptions=True)
+        return {replica: future.result() for replica, future in futures.items()}
 
     def tell(
         self, clients: Mapping[Replica, StageClient], command: Callable[[int], Command]
@@ -67,7 +73,7 @@ class Questions:
     def _ask_to_measure(self, replica: Replica, client: StageClient) -> asyncio.Future[Answer]:
         token = next(self._tokens)
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._open[token] = (replica, future)
+        self._open[token] = (replica, future, lambda replica: None)
         self._measuring[replica] = future
         future.add_done_callback(lambda _: self._measured(replica))
         client.send(Measure(token))
@@ -81,25 +87,36 @@ class Questions:
 
     def answered(self, replica: Replica, answer: Answer) -> None:
         """A replica's answer; one that nobody waits for is ignored."""
-        _, future = self._open.pop(answer.token, (replica, None))
-        if future is None or future.done():
+        if answer.token not in self._open:
             return
-        if isinstance(answer, Measured) or answer.error is None:
+        _, future, done = self._open.pop(answer.token)
+        error = None if isinstance(answer, Measured) else answer.error
+        if error is None:
+            done(replica)
+        if future.done():
+            return
+        if error is None:
             future.set_result(answer)
         else:
-            error = from_wire(answer.error)
-            future.set_exception(type(error)(f"stage '{replica}': {error}"))
+            why = from_wire(error)
+            future.set_exception(type(why)(f"stage '{replica}': {why}"))
 
     def lost(self, replica: Replica, why: AntiphonError) -> None:
         """A replica has ended and answers no more."""
-        for asked, future in self._open.values():
+        for asked, future, _ in self._open.values():
             if asked == replica and not future.done():
                 future.set_exception(why)
         self._open = {t: a for t, a in self._open.items() if a[0] != replica}
 
+    def check_integrity(self) -> None:
+        """Raise AssertionError if somebody waits for figures that nobody was asked for."""
+        open_ = {id(future) for _, future, _ in self._open.values()}
+        if any(id(f) not in open_ and not f.done() for f in self._measuring.values()):
+            raise AssertionError("figures are waited for that nobody was asked for")
+
     def abandon(self) -> None:
         """No stage answers any more."""
-        for _, future in self._open.values():
+        for _, future, _ in self._open.values():
             if not future.done():
                 future.set_exception(ShutdownError("the pipeline was closed meanwhile"))
         self._open.clear()

@@ -215,6 +215,9 @@ class Router:
             raise AssertionError("an abort outlived its request")
         for live in self._live.values():
             live.check_integrity()
+        self.admission.check_integrity()
+        self._dispatch.deliveries.check_integrity()
+        self._dispatch.acknowledgements.check_integrity()
 
     # --- events -------------------------------------------------------------------------------
 

@@ -17,7 +17,13 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from antiphon.core.prompt_plan import UpdateKind
-from antiphon.errors import AntiphonError, InvalidRequestError, StageError, from_wire
+from antiphon.errors import (
+    AntiphonError,
+    InvalidRequestError,
+    StageError,
+    from_wire,
+    without_frames,
+)
 from antiphon.orchestrator.api import Finished, OmniEvent, OmniRequest, SessionEvent
 from antiphon.orchestrator.clients import Frames
 from antiphon.orchestrator.flow import Flow, FlowPlan, Segment
@@ -163,7 +169,8 @@ class LiveSession:
         """
         if self.phase is not Phase.RUNNING:
             return
-        self.phase, self.error, self.cause = Phase.ENDING, error, cause
+        self.phase, self.cause = Phase.ENDING, cause
+        self.error = None if error is None else without_frames(error)
         if error is not None:
             self._timer = self.route.later(PATIENCE_S, self._tell)
         units = self._units_downstream(self._turns.values())

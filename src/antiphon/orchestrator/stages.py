@@ -10,7 +10,7 @@ from typing import Protocol
 
 from antiphon.connector.runs import RunLock, reclaim_dead_runs
 from antiphon.core.supervision import Life, LifePhase, RestartPolicy, Watch
-from antiphon.errors import AntiphonError, StageDiedError, StageStartError
+from antiphon.errors import AntiphonError, ShutdownError, StageDiedError, StageStartError
 from antiphon.orchestrator.clients import Frames, OnEvent, OnGone, StageClient
 from antiphon.orchestrator.local import LocalStages
 from antiphon.orchestrator.process import ProcessStage
@@ -145,8 +145,7 @@ class StageSet:
         if seat.first.done() and not seat.first.cancelled():
             seat.first.exception()  # seen: a second failure has nobody to go to
         seat.first.cancel()
-        for waiter in seat.back:
-            waiter.cancel()
+        seat.give_up(_closed())
 
     def _begin_local(self) -> None:
         specs = {replica.stage: spec for replica, spec in self._specs.items()}
@@ -281,18 +280,27 @@ class StageSet:
     async def restart(self, replica: Replica) -> None:
         """End a replica's process and start another; returns when that serves.
 
-        Raises StageDiedError if it does not come to that.
+        Raises StageDiedError if it does not come to that, ShutdownError if `stop` is called.
         """
+        if self._stopped:
+            raise _closed()
         seat = self._seats[replica]
         client = self.clients[replica]
         seat.set_timer(None)
         if seat.life.phase in (LifePhase.READY, LifePhase.STARTING):
-            self._listener.on_gone(replica, StageDiedError("it is started again"), 0.0)
+            why = StageDiedError(f"stage '{replica}' is started again")
+            self._listener.on_gone(replica, why, 0.0)
             seat.watch = None
             await asyncio.to_thread(client.stop, STOP_TIMEOUT_S)
+            if self._stopped:
+                raise _closed()
             seat.set_timer(None)  # it may have ended by itself just then
         seat.life.stopped()
         waiter = self._running_loop().create_future()
         seat.back.append(waiter)
         self._begin_again(seat)
         await waiter
+
+
+def _closed() -> ShutdownError:
+    return ShutdownError("the pipeline was closed meanwhile")

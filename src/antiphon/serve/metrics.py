@@ -132,6 +132,7 @@ def _pipeline(figures: _Figures, omni: Measurable, states: Mapping[str, StageSta
 
 def _stage(figures: _Figures, place: tuple[str, str], measured: Measured) -> None:
     figures.put(table.STEPS, measured.steps, *place)
+    figures.put(table.INTEGRITY_FAILURES, measured.integrity_failures, *place)
     figures.put(table.GATED, measured.gate.blocked, *place)
     figures.put(table.STARVED, measured.gate.starved, *place)
     figures.put(table.LATE_CHUNKS, measured.gate.late, *place)
