@@ -3,7 +3,42 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import checked
+import leftovers
+from antiphon.testing.fault_table import FAULTS, Fault
 
 # The caller's own settings must not reach a test. Where models are kept stays as it is.
-for name in ("ANTIPHON_API_KEY", "ANTIPHON_INPUT_WAIT_TIMEOUT_S", "ANTIPHON_LOG_LEVEL"):
-    os.environ.pop(name, None)
+for name in ("API_KEY", "INPUT_WAIT_TIMEOUT_S", "LOG_LEVEL", "SHM_DIR"):
+    os.environ.pop(f"ANTIPHON_{name}", None)
+leftovers.own_shared_memory()
+# Every pipeline of a test checks its stages' stores after each step.
+os.environ["ANTIPHON_CHECK_EVERY_STEP"] = "1"
+
+
+@pytest.fixture(autouse=True)
+def whole_afterwards() -> Iterator[None]:
+    """What the shared factories made for a test has to be whole when the test is over."""
+    yield
+    checked.check()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With several workers (pytest-xdist) a folder is one worker's: its engines live there."""
+    tests = Path(__file__).parent
+    for item in items:
+        folder = item.path.relative_to(tests).parts[0]
+        item.add_marker(pytest.mark.xdist_group(folder))
+
+
+@pytest.fixture
+def fault(request: pytest.FixtureRequest) -> Fault:
+    """The row of the fault matrix that the test is marked with."""
+    marker = request.node.get_closest_marker("fault")
+    (row,) = marker.args
+    return FAULTS[row]

@@ -65,7 +65,7 @@ VARIABLES = (
     Variable(
         CHECK_EVERY_STEP,
         "0",
-        "1: debugging; every stage checks all its state after each step, and ends where it disagrees",
+        "1: debugging; stages check all their state after each step, and end where it disagrees",
     ),
 )
 

@@ -44,6 +44,7 @@ def test_memory_is_written_again_once_nobody_looks(connector: InprocConnector) -
 
 
 def test_a_view_never_changes(connector: InprocConnector) -> None:
+    """C111."""
     tensor = torch.frombuffer(put_and_take(connector, b"a"), dtype=torch.uint8)[7:9]
     for letter in (b"b", b"c"):
         assert put_and_take(connector, letter) == letter * MIB

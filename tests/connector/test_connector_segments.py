@@ -98,6 +98,7 @@ def test_a_stored_key_is_not_overwritten(make_shm: MakeLarge, run: str) -> None:
 
 
 def test_pages_are_written_again_once_nobody_looks(make_shm: MakeLarge, run: str) -> None:
+    """C111: and not before."""
     producer, consumer = make_shm(), make_shm()
     producer.put("a", [b"a" * MIB])
     (first,) = kept(run)
@@ -114,6 +115,7 @@ def test_pages_are_written_again_once_nobody_looks(make_shm: MakeLarge, run: str
 def test_a_view_in_this_process_never_changes(
     make_shm: MakeLarge, run: str, same_connector: bool
 ) -> None:
+    """C111."""
     producer = make_shm()
     consumer = producer if same_connector else make_shm()
     producer.put("a", [b"a" * MIB])
@@ -133,6 +135,7 @@ def test_a_view_in_this_process_never_changes(
 def test_a_view_in_another_process_never_changes(
     make_shm: MakeLarge, run: str, other: Other
 ) -> None:
+    """C111."""
     producer = make_shm()
     producer.put("a", [b"a" * MIB])
     assert other.ask("take", "a") == "True"

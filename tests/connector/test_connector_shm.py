@@ -18,7 +18,8 @@ import pytest
 from antiphon.connector.runs import shm_directory
 from antiphon.connector.segments import SEGMENT_BYTES
 from antiphon.connector.shm import ShmConnector
-from antiphon.errors import ConnectorError
+from antiphon.errors import AntiphonError, ConnectorError
+from antiphon.testing.fault_table import Fault
 
 
 @pytest.fixture
@@ -27,6 +28,12 @@ def connector(run: str, tmp_path: Path) -> Iterator[ShmConnector]:
     yield made
     made.check_integrity()
     made.close()
+
+
+def failure(fault: Fault) -> type[AntiphonError]:
+    """What the table says that it raises."""
+    assert fault.error is not None
+    return fault.error
 
 
 def payload_files(directory: Path) -> list[Path]:
@@ -115,28 +122,30 @@ def test_a_full_budget_leaves_nothing(run: str, tmp_path: Path) -> None:
     connector.close()
 
 
-def test_no_space_in_the_folder_is_seen_before_writing(run: str) -> None:
+@pytest.mark.fault("shared-memory-full")
+def test_no_space_in_the_folder_is_seen_before_writing(run: str, fault: Fault) -> None:
     free = os.statvfs(shm_directory())
     chunk = bytearray(1 << 26)
     parts = [chunk] * (2 * free.f_bavail * free.f_frsize // len(chunk) + 2)  # one buffer, repeated
     size = len(parts) * len(chunk)
     connector = ShmConnector(run, size, shm_directory())
     try:
-        with pytest.raises(ConnectorError, match=rf"no room for {size} bytes: .* left\."):
+        with pytest.raises(failure(fault), match=rf"no room for {size} bytes: .* left\."):
             connector.put("k", parts)
         assert connector.delete(["k"]) == 0
     finally:
         connector.close()
 
 
+@pytest.mark.fault("shared-memory-full")
 def test_a_write_that_fails_half_way_leaves_nothing(
-    connector: ShmConnector, tmp_path: Path
+    connector: ShmConnector, tmp_path: Path, fault: Fault
 ) -> None:
     """The kernel refuses the write after 100 bytes, as it does when memory runs out."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
     try:
-        with pytest.raises(ConnectorError, match="Writing 130 bytes"):
+        with pytest.raises(failure(fault), match="Writing 130 bytes"):
             connector.put("k", [bytes(60), bytes(70)])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

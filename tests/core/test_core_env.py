@@ -65,13 +65,21 @@ def test_the_own_cache_folder_wins(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 @pytest.mark.parametrize(
     ("value", "result"), [("1", True), ("TRUE", True), ("on", True), ("0", False), ("no", False)]
 )
-def test_offline_is_a_boolean(monkeypatch: pytest.MonkeyPatch, value: str, result: bool) -> None:
+def test_switches_are_booleans(monkeypatch: pytest.MonkeyPatch, value: str, result: bool) -> None:
     monkeypatch.setenv("ANTIPHON_OFFLINE", value)
     assert env.offline() is result
+    assert env.check_every_step() is False
+    monkeypatch.setenv("ANTIPHON_CHECK_EVERY_STEP", value)
+    assert env.check_every_step() is result
 
 
 @pytest.mark.parametrize(
-    ("name", "read"), [("ANTIPHON_OFFLINE", env.offline), ("ANTIPHON_LOG_LEVEL", env.log_level)]
+    ("name", "read"),
+    [
+        ("ANTIPHON_OFFLINE", env.offline),
+        ("ANTIPHON_CHECK_EVERY_STEP", env.check_every_step),
+        ("ANTIPHON_LOG_LEVEL", env.log_level),
+    ],
 )
 def test_other_values_are_refused(monkeypatch: pytest.MonkeyPatch, name: str, read: object) -> None:
     monkeypatch.setenv(name, "perhaps")

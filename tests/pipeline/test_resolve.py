@@ -25,7 +25,7 @@ from antiphon.pipeline.defaults import fill_defaults
 from antiphon.pipeline.deployment import Deployment
 from antiphon.pipeline.edge_deployment import EdgeDeployment
 from antiphon.pipeline.stage_deployment import OWN_FIELD, Device, StageDeployment
-from antiphon.pipeline.topology import EdgeMode, Topology
+from antiphon.pipeline.topology import EdgeMode, Preemption, Topology
 from antiphon.stage.resolve import SCHEDULERS, WORKERS, model_folder, resolve_stages
 from antiphon.stage.spec import StageSpec
 from sample_pipeline import CODE2WAV, CODES, SPEECH, TALKER, THINKER, TOPOLOGY
@@ -82,10 +82,11 @@ def test_edge_of_the_deployment_reaches_both_ends() -> None:
     assert out.options == into.options == {"first": 8}
 
 
-def test_a_stage_that_cannot_recompute_is_told() -> None:
-    stages = (THINKER, replace(TALKER, recomputes=False), CODE2WAV)
+def test_a_stage_is_told_what_becomes_of_its_requests_when_blocks_run_out() -> None:
+    stages = (THINKER, replace(TALKER, preemption=Preemption.RESERVE), CODE2WAV)
     found = specs_of(replace(TOPOLOGY, stages=stages))
-    assert [found[name].recomputes for name in ("thinker", "talker")] == [True, False]
+    policies = [found[name].preemption for name in ("thinker", "talker")]
+    assert policies == [Preemption.RECOMPUTE, Preemption.RESERVE]
 
 
 def test_active_streams_reach_the_stage() -> None:
@@ -292,3 +293,11 @@ def test_named_classes_are_in_the_package() -> None:
         file = Path(root.origin).parent.joinpath(*module.split(".")).with_suffix(".py")
         classes = [n.name for n in ast.parse(file.read_text()).body if isinstance(n, ast.ClassDef)]
         assert class_name in classes
+
+
+@pytest.mark.parametrize(("value", "result"), [("1", True), ("0", False), ("", False)])
+def test_stages_check_every_step_if_the_operator_wants_it(
+    monkeypatch: pytest.MonkeyPatch, value: str, result: bool
+) -> None:
+    monkeypatch.setenv("ANTIPHON_CHECK_EVERY_STEP", value)
+    assert {spec.check_every_step for spec in specs().values()} == {result}

@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphon.errors import InvalidRequestError, TopologyError
-from antiphon.pipeline.topology import Edge, EdgeMode, Entry, Stage, StageKind, Topology
+from antiphon.pipeline.topology import (
+    Edge,
+    EdgeMode,
+    Entry,
+    Preemption,
+    Stage,
+    StageKind,
+    Topology,
+)
 from sample_pipeline import CHAT, CODE2WAV, CODES, MODEL, SAY, SPEECH, TALKER, THINKER, TOPOLOGY
 
 WRONG = {
@@ -111,8 +119,12 @@ WRONG = {
         "talker is an ar stage.*remove atomic_inputs",
     ),
     "generation stage that cannot recompute": (
-        {"stages": (THINKER, TALKER, replace(CODE2WAV, recomputes=False))},
-        "code2wav is a generation stage.*remove recomputes",
+        {"stages": (THINKER, TALKER, replace(CODE2WAV, preemption=Preemption.FAIL))},
+        "code2wav is a generation stage.*remove preemption",
+    ),
+    "unknown preemption": (
+        {"stages": (THINKER, replace(TALKER, preemption="reserved"), CODE2WAV)},
+        "talker has preemption 'reserved'; take a Preemption: recompute, fail, reserve",
     ),
     "sample rate": ({"sample_rate": 0}, "sample_rate is 0"),
 }

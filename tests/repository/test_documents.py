@@ -14,6 +14,7 @@ import antiphon
 from antiphon.env import VARIABLES
 from antiphon.observe import docs as metrics
 from antiphon.pipeline import docs as keys
+from antiphon.testing import fault_docs as faults
 from antiphon.upstream import docs as symbols
 from source import ROOT
 
@@ -26,6 +27,7 @@ DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
         ("upstream-symbols.md", symbols.render),
         ("deployment.md", keys.render),
         ("metrics.md", metrics.render),
+        ("faults.md", faults.render),
     ],
 )
 def test_generated_pages_are_up_to_date(page: str, render: Callable[[], str]) -> None:

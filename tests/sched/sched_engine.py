@@ -15,7 +15,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
 from antiphon.core.budget import EdgeLimits
-from antiphon.core.options import ConnectorSpec, OutEdge, StageOptions
+from antiphon.core.options import ConnectorSpec, OutEdge, Preemption, StageOptions
 from antiphon.core.prompt_plan import PromptPlan, PromptUpdate, UpdateKind
 from antiphon.core.tickets import StageWork
 from antiphon.errors import AntiphonError, ErrorInfo
@@ -60,7 +60,7 @@ class Stage(Engine):
         token: TokenAt = token_at,
         limits: EdgeLimits | None = None,
         active_streams: int = 0,
-        recomputes: bool = True,
+        preemption: Preemption = Preemption.RECOMPUTE,
         atomic_inputs: bool = False,
         outputs: tuple[OutEdge, ...] = (),
         **kw: Any,
@@ -74,7 +74,7 @@ class Stage(Engine):
             or (() if limits is None else (OutEdge(OUT, "", stream=True, limits=limits),)),
             atomic_inputs=atomic_inputs,
             active_streams=active_streams,
-            recomputes=recomputes,
+            preemption=preemption,
         )
         scheduler = make_scheduler(
             with_clock(cls, clock), async_scheduling=overlap, options=options, **kw

@@ -11,6 +11,7 @@ from sched_worker import OUT, Given
 from vllm.v1.engine import FinishReason
 
 from antiphon.core.budget import EdgeLimits
+from antiphon.core.options import Preemption
 from antiphon.errors import PreemptedError, StageStepError
 from antiphon.sched.ar import ARScheduler, AsyncARScheduler
 
@@ -232,7 +233,7 @@ def test_what_is_queued_and_holds_blocks_gives_them_up_as_well(cls: type[ARSched
 
 @BOTH
 def test_where_nothing_is_recomputed_those_that_lose_blocks_fail(cls: type[ARScheduler]) -> None:
-    stage = holding(cls, recomputes=False)
+    stage = holding(cls, preemption=Preemption.FAIL)
     stage.scheduler.give_up_blocks()
     stage.drain()
     for uid in "sapq":
@@ -243,7 +244,7 @@ def test_where_nothing_is_recomputed_those_that_lose_blocks_fail(cls: type[ARSch
 
 @BOTH
 def test_where_nothing_is_recomputed_no_room_is_made(cls: type[ARScheduler]) -> None:
-    stage = Stage(cls, recomputes=False, block_size=4, num_blocks=8, max_model_len=64)
+    stage = Stage(cls, preemption=Preemption.FAIL, block_size=4, num_blocks=8, max_model_len=64)
     stage.submit("s", 16, session=True, max_tokens=3)
     stage.drain()
     stage.submit("b", 12, max_tokens=4)

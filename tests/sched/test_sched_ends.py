@@ -86,7 +86,7 @@ STATES = [gated, announced, fetching, waiting, opened, prefilling, running, pree
 def test_a_request_can_be_aborted_in_every_state(
     cls: type[ARScheduler], reach: Callable[[Stage], None]
 ) -> None:
-    """C1, C2, C95: nothing raises, its id reaches the worker once, the others advance."""
+    """C1, C2: nothing raises, its id reaches the worker once, the others advance."""
     stage = Stage(cls, max_num_batched_tokens=32, max_num_seqs=3)
     stage.submit("other", max_tokens=12)
     reach(stage)

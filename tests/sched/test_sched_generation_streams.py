@@ -158,6 +158,7 @@ def test_chunks_run_in_order_whatever_order_they_arrive_in() -> None:
 
 
 def test_a_chunk_is_used_up_when_its_forward_has_brought_its_output() -> None:
+    """C111: its memory is given back then, and not before."""
     stage = make_stage()
     stage.submit("a", stream=True)
     stage.deliver("a", chunk(1), seq=0, end=False)

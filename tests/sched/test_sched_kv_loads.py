@@ -56,6 +56,7 @@ def test_what_is_cached_is_not_computed(cls: type[ARScheduler], caching: bool, c
 
 @BOTH
 def test_a_prefix_that_is_here_already_is_not_loaded(cls: type[ARScheduler]) -> None:
+    """C95, C96: what is left of the cache is."""
     stage = Stage(cls, loads_caches=True, enable_prefix_caching=True)
     for uid in "ab":
         stage.submit(uid, gated=True, max_tokens=1)
@@ -83,7 +84,7 @@ def test_a_cache_that_came_without_a_connector_fails_its_request(cls: type[ARSch
 
 @BOTH
 def test_an_aborted_request_expects_no_cache_any_more(cls: type[ARScheduler]) -> None:
-    """Its id may come again without one."""
+    """C95: before anything is allocated for it. Its id may come again without one."""
     stage = Stage(cls, loads_caches=True, max_num_seqs=1)
     stage.submit("b", 20, max_tokens=50)
     stage.submit("a", gated=True)

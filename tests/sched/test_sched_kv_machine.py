@@ -19,6 +19,7 @@ from sched_kv import KvStage
 from vllm.v1.engine import FinishReason
 
 from antiphon.core.kv_handoff import KvSettings, KvTransfer
+from antiphon.core.options import Preemption
 from antiphon.errors import StageStepError
 from antiphon.sched.ar import ARScheduler, AsyncARScheduler
 from antiphon.sched.mixin import StageSchedulerMixin
@@ -53,7 +54,7 @@ class HandoffMachine(RuleBasedStateMachine):
         on_failure=st.sampled_from(["fail", "recompute"]),
         caching=st.booleans(),
         window=st.sampled_from([0, 8]),
-        recomputes=st.sampled_from([True, True, False]),
+        preemption=st.sampled_from([Preemption.RECOMPUTE, *Preemption]),
     )
     def start(
         self,
@@ -61,7 +62,7 @@ class HandoffMachine(RuleBasedStateMachine):
         on_failure: Any,
         caching: bool,
         window: int,
-        recomputes: bool,
+        preemption: Preemption,
     ) -> None:
         self.transfer = transfer
         self.policy = KvSettings(on_failure=on_failure, ack_timeout_s=ACK_S, lease_s=LEASE_S)
@@ -76,7 +77,7 @@ class HandoffMachine(RuleBasedStateMachine):
             max_model_len=40,
             enable_prefix_caching=caching,
             window=window,
-            recomputes=recomputes,
+            preemption=preemption,
         )
 
     def uid(self, number: int) -> str:
@@ -146,7 +147,7 @@ class HandoffMachine(RuleBasedStateMachine):
     def preempt(self, number: int) -> None:
         """Between a step and its result, where async scheduling does it."""
         request = self.stage.scheduler.requests.get(self.uid(number))
-        recomputes = self.stage.scheduler.options.recomputes
+        recomputes = self.stage.scheduler.options.preemption is Preemption.RECOMPUTE
         if request is not None and request in self.stage.scheduler.running and recomputes:
             self.stage.scheduler.parking.preempt(request)
 

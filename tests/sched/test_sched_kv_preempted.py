@@ -13,6 +13,7 @@ from vllm.v1.outputs import LogprobsTensors, ModelRunnerOutput
 from vllm.v1.request import RequestStatus
 
 from antiphon.core.kv_handoff import KvSettings, KvTransfer
+from antiphon.core.options import Preemption
 from antiphon.sched.ar import ARScheduler, AsyncARScheduler
 
 BOTH = pytest.mark.parametrize("cls", [ARScheduler, AsyncARScheduler], ids=["sync", "async"])
@@ -209,7 +210,7 @@ def test_a_reset_of_the_cache_before_the_trigger_only_delays_it(
 @BOTH
 def test_where_nothing_is_recomputed_a_preempted_hand_off_succeeds(cls: type[ARScheduler]) -> None:
     """What is wanted of the request is held; the one beside it has lost all it had."""
-    stage = KvStage(cls, recomputes=False, num_blocks=6, max_model_len=64)
+    stage = KvStage(cls, preemption=Preemption.FAIL, num_blocks=6, max_model_len=64)
     stage.answer = "keep"
     stage.submit("b", 20, hands_over=False, max_tokens=40)
     request = stage.submit("a", 20)
@@ -226,7 +227,8 @@ def test_where_nothing_is_recomputed_a_preempted_hand_off_succeeds(cls: type[ARS
 
 def test_an_order_is_not_given_for_a_request_that_ends_in_the_same_step() -> None:
     """It is preempted where nothing is recomputed, and would have gone on after its transfer."""
-    stage = KvStage(ARScheduler, GOES_ON, recomputes=False, num_blocks=4, max_model_len=48)
+    fails = Preemption.FAIL
+    stage = KvStage(ARScheduler, GOES_ON, preemption=fails, num_blocks=4, max_model_len=48)
     stage.submit("b", 15, max_tokens=20, hands_over=False)
     stage.step()
     stage.submit("a", 20, max_tokens=20)

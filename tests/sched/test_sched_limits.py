@@ -6,6 +6,7 @@ import pytest
 from sched_engine import OUT, Stage, plan
 from vllm.v1.engine import FinishReason
 
+from antiphon.core.options import Preemption
 from antiphon.errors import InputTooLongError, PreemptedError
 from antiphon.sched.ar import ARScheduler, AsyncARScheduler
 
@@ -36,7 +37,7 @@ def test_a_planned_prompt_that_no_cache_could_hold_ends_its_request_only() -> No
 @BOTH
 def test_where_nothing_is_recomputed_a_preempted_request_fails(cls: type[ARScheduler]) -> None:
     """C37, C8: the victim ends with one typed error, its batch-mates finish."""
-    stage = Stage(cls, recomputes=False, num_blocks=8, max_num_seqs=4)
+    stage = Stage(cls, preemption=Preemption.FAIL, num_blocks=8, max_num_seqs=4)
     for uid in "abc":
         stage.submit(uid, 20, max_tokens=60, edges=(OUT,))
     stage.drain()

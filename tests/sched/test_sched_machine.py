@@ -16,6 +16,7 @@ from sched_core import token_at
 from sched_engine import OUT, Answer, Stage, plan
 from vllm.v1.engine import FinishReason
 
+from antiphon.core.options import Preemption
 from antiphon.errors import PayloadError, StageStepError
 from antiphon.sched.ar import ARScheduler, AsyncARScheduler
 from antiphon.sched.mixin import StageSchedulerMixin
@@ -36,6 +37,7 @@ class StageMachine(RuleBasedStateMachine):
     """One scheduler with a small pool, so that requests are preempted all the time."""
 
     scheduler_class: ClassVar[type[StageSchedulerMixin]] = ARScheduler
+    policy: ClassVar[Preemption] = Preemption.RECOMPUTE
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +51,9 @@ class StageMachine(RuleBasedStateMachine):
             max_num_batched_tokens=16,
             max_model_len=MAX_MODEL_LEN,
             enable_prefix_caching=True,
+            preemption=self.policy,
         )
+        self.preempted_by_us = 0
         self.prompts: dict[str, int] = {}  # length of the prompt that each request really has
         self.uids: list[str] = []
 
@@ -130,6 +134,7 @@ class StageMachine(RuleBasedStateMachine):
 
     @rule()
     def preempt_everything(self) -> None:
+        self.preempted_by_us += len(self.stage.scheduler.running)
         self.stage.scheduler.reset_prefix_cache(True)
 
     # --- what must hold -----------------------------------------------------------------------
@@ -150,6 +155,9 @@ class StageMachine(RuleBasedStateMachine):
             expected = [token_at(uid, start + i) for i in range(len(outcome.tokens))]
             assert outcome.tokens == expected, uid
             assert (outcome.ends == [FinishReason.ERROR]) == (outcome.error is not None), uid
+        if self.policy is Preemption.RESERVE:
+            assert stage.preemptions <= self.preempted_by_us
+            assert stage.scheduler.reservations.reserved == 0
 
 
 class AsyncStageMachine(StageMachine):
@@ -158,11 +166,27 @@ class AsyncStageMachine(StageMachine):
     scheduler_class = AsyncARScheduler
 
 
+class ReservingMachine(StageMachine):
+    """Nothing is preempted but by us, which ends the request. C34, C37."""
+
+    policy = Preemption.RESERVE
+
+
+class AsyncReservingMachine(AsyncStageMachine):
+    """With two batches in flight."""
+
+    policy = Preemption.RESERVE
+
+
 TestSync = StageMachine.TestCase
 TestAsync = AsyncStageMachine.TestCase
+TestReserving = ReservingMachine.TestCase
+TestAsyncReserving = AsyncReservingMachine.TestCase
 TestSync.settings = TestAsync.settings = settings(
     max_examples=40,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
+TestReserving.settings = settings(TestSync.settings, max_examples=20)
+TestAsyncReserving.settings = settings(TestSync.settings, max_examples=20)

@@ -10,10 +10,12 @@ import torch
 from transformers import LlamaForCausalLM
 
 from antiphon.connector.inproc import InprocConnector
+from antiphon.errors import from_wire
 from antiphon.payload import wire
 from antiphon.payload.ref import Ref
 from antiphon.payload.types import Payload, per_token
 from antiphon.stage.messages import Abort, Aborted, Deliver, Discard, Step, Used
+from antiphon.testing.fault_table import Fault
 from tiny import Driven, reference, reference_rows
 from tiny_adapters import CALLS, SEEN
 
@@ -158,8 +160,19 @@ def test_a_waiting_request_is_no_work(hearer: Driven) -> None:
     hearer.assert_empty()
 
 
-@pytest.mark.parametrize("flaw", ["corrupt", "missing", "edge", "plan", "short"])
-def test_a_bad_payload_fails_only_its_request(speaker: Driven, hearer: Driven, flaw: str) -> None:
+@pytest.mark.parametrize(
+    "flaw",
+    [
+        pytest.param("corrupt", marks=pytest.mark.fault("payload-corrupt")),
+        pytest.param("missing", marks=pytest.mark.fault("payload-lost")),
+        pytest.param("edge", marks=pytest.mark.fault("input-adapter-raises")),
+        pytest.param("plan", marks=pytest.mark.fault("input-adapter-raises")),
+        pytest.param("short", marks=pytest.mark.fault("input-adapter-raises")),
+    ],
+)
+def test_a_bad_payload_fails_only_its_request(
+    speaker: Driven, hearer: Driven, fault: Fault, flaw: str
+) -> None:
     """C64, C85: corrupt bytes, a key that is not there, a wrong edge, an adapter that raises."""
     ref, good = (speak(speaker, uid, PROMPT, "rows") for uid in ("a", "g"))
     params = {"plan": {"broken": True}, "short": {"short": True}}.get(flaw, {})
@@ -177,11 +190,10 @@ def test_a_bad_payload_fails_only_its_request(speaker: Driven, hearer: Driven, f
     hearer.submit("good", waits_for="rows")
     hearer.host.handle(Deliver([("bad", ref), ("good", good)]))
     hearer.run()
-    code = {"corrupt": "payload", "missing": "connector"}.get(flaw, "adapter")
     (end,) = hearer.endings("bad")
     assert end.finish == "error"
     assert end.error is not None
-    assert end.error.code == code
+    assert type(from_wire(end.error)) is fault.error
     assert [end.finish for end in hearer.endings("good")] == ["length"]
     assert not [ref for ref in hearer.refs() if ref.uid == "bad"]
     hearer.assert_empty()
@@ -255,7 +267,7 @@ def test_an_abort_of_an_unknown_request_is_acknowledged(hearer: Driven) -> None:
 
 
 def test_a_request_waits_no_longer_than_its_deadline(hearer: Driven) -> None:
-    """C12: the error names the edge; the idle engine delivers it."""
+    """C12, C9: the error names the edge; the idle engine delivers it."""
     hearer.submit("b", waits_for="rows", wait_timeout_s=0.001)
     hearer.submit("c", waits_for="rows")
     while not hearer.endings("b"):

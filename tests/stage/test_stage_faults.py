@@ -6,11 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
+from antiphon.errors import from_wire
+from antiphon.testing.fault_table import Fault
 from engine_pool import EnginePool
 from tiny import Driven
 from tiny_adapters import SEEN
 from tiny_specs import special_spec
-from tiny_stage_model import CROOKED, EARLY, FRAIL, POISON
+from tiny_stage_model import CROOKED, EARLY, FRAIL, HUNGRY, POISON, STARVED
 
 
 @pytest.fixture
@@ -93,8 +95,9 @@ def test_a_prompt_of_the_whole_length_but_one_is_served(stage: Driven) -> None:
 # --- faults in a step -----------------------------------------------------------------------------
 
 
-def test_a_model_that_raises_fails_the_requests_of_the_step(fragile: Driven) -> None:
-    """C63: one error each; a request that was not part of the step is served."""
+@pytest.mark.fault("model-raises")
+def test_a_model_that_raises_fails_the_requests_of_the_step(fragile: Driven, fault: Fault) -> None:
+    """C51, C63: one error each; a request that was not part of the step is served."""
     fragile.submit("batch-mate", [1, 2], edges=("rows",))
     fragile.submit("poison", [1, POISON], edges=("rows",))
     fragile.submit("waiting", [3, 4], edges=("rows",))
@@ -103,7 +106,7 @@ def test_a_model_that_raises_fails_the_requests_of_the_step(fragile: Driven) -> 
         (output,) = fragile.outputs(uid)
         assert output.finish == "error"
         assert output.error is not None
-        assert output.error.code == "stage_step"
+        assert type(from_wire(output.error)) is fault.error
         assert output.error.message.endswith("RuntimeError: the model fell over")
         assert f"'{fragile.spec.name}'" in output.error.message
     assert [end.finish for end in fragile.endings("waiting")] == ["length"]
@@ -123,14 +126,19 @@ def test_a_model_that_raises_in_mid_decode(fragile: Driven) -> None:
     assert fragile.refs() == []
 
 
-@pytest.mark.parametrize("overlap", [False, True], ids=["sync", "async"])
-def test_what_a_failed_step_did_not_write_is_not_found(
-    engines: EnginePool, model_special: str, overlap: bool
-) -> None:
+@pytest.fixture(scope="module", params=[False, True], ids=["sync", "async"])
+def prefixed(engines: EnginePool, model_special: str, request: pytest.FixtureRequest) -> Driven:
+    """The special model with upstream's prefix cache."""
+    over = {"enable_prefix_caching": True, "async_scheduling": request.param}
+    stage: Driven = engines.stage(special_spec(f"prefixed-{request.param}", model_special, **over))
+    return stage
+
+
+def test_what_a_failed_step_did_not_write_is_not_found(prefixed: Driven) -> None:
     """Upstream's prefix cache knows the blocks of a step before they have been written."""
     prompt = [1 + (7 * i) % 100 for i in range(80)]
-    over = {"enable_prefix_caching": True, "async_scheduling": overlap}
-    stage = engines.stage(special_spec(f"prefixed-{overlap}", model_special, **over))
+    stage = prefixed
+    stage.clear()
     stage.submit("before", prompt)
     stage.submit("early", [1, EARLY])
     stage.run()
@@ -145,7 +153,51 @@ def test_what_a_failed_step_did_not_write_is_not_found(
     stage.assert_empty()
 
 
-def test_a_step_that_fails_while_it_is_sampled(fragile: Driven) -> None:
+def test_no_output_comes_out_of_the_prefix_cache(prefixed: Driven) -> None:
+    """C32, C30: whatever an output belongs to, tokens, the request or nobody, each request has what
+    its own steps made. The cache serves it again once nothing is owed.
+    """
+    prompt = [1 + (3 * i) % 100 for i in range(80)]
+    found = []
+    for number in range(4):
+        prefixed.clear()
+        prefixed.submit(f"r{number}", prompt, edges=("side", "rows"))
+        prefixed.run()
+        assert prefixed.cached_tokens(f"r{number}") == 0
+        side = SEEN["side", f"r{number}"]
+        assert side.positions == SEEN["rows", f"r{number}"].positions == list(range(87))
+        found.append([{k: v.tolist() for k, v in step.side.items()} for step in side.steps])
+        prefixed.discard()
+    assert found[1:] == found[:1] * 3
+    prefixed.clear()
+    prefixed.submit("plain", prompt)
+    prefixed.run()
+    assert prefixed.cached_tokens("plain") == 64
+    prefixed.assert_empty()
+
+
+@pytest.mark.fault("model-out-of-memory")
+@pytest.mark.parametrize(
+    ("token", "said"), [(HUNGRY, "OutOfMemoryError"), (STARVED, "MemoryError")]
+)
+def test_a_step_without_memory(fragile: Driven, fault: Fault, token: int, said: str) -> None:
+    """On the device, or in the process: its requests fail, and the stage goes on."""
+    fragile.submit("large", [1, token], edges=("rows",))
+    fragile.submit("batch-mate", [1, 2])
+    fragile.submit("waiting", [3, 4], edges=("rows",))
+    fragile.run()
+    for uid in ("large", "batch-mate"):
+        (output,) = fragile.outputs(uid)
+        assert output.error is not None
+        assert type(from_wire(output.error)) is fault.error
+        assert said in output.error.message
+    assert [end.finish for end in fragile.endings("waiting")] == ["length"]
+    assert [ref.uid for ref in fragile.refs()] == ["waiting"]
+    assert fault.restarted is None
+
+
+@pytest.mark.fault("sampling-raises")
+def test_a_step_that_fails_while_it_is_sampled(fragile: Driven, fault: Fault) -> None:
     """C63: the forward has succeeded by then; nothing of the step is left for the next one."""
     fragile.submit("frail", [1, FRAIL], edges=("side",))
     fragile.submit("batch-mate", [1, 2])
@@ -154,7 +206,7 @@ def test_a_step_that_fails_while_it_is_sampled(fragile: Driven) -> None:
     for uid in ("frail", "batch-mate"):
         (output,) = fragile.outputs(uid)
         assert output.error is not None
-        assert output.error.code == "stage_step"
+        assert type(from_wire(output.error)) is fault.error
     assert [end.finish for end in fragile.endings("waiting")] == ["length"]
     assert SEEN["rows", "waiting"].positions == list(range(9))
 
@@ -166,14 +218,16 @@ def test_ten_failing_steps_leave_nothing(fragile: Driven) -> None:
     assert [len(fragile.endings(f"p{index}")) for index in range(10)] == [1] * 10
 
 
+@pytest.mark.fault("output-adapter-raises")
 @pytest.mark.parametrize("at", ["open", "rows", "tokens", "end"])
-def test_an_adapter_that_raises_fails_its_request(fragile: Driven, at: str) -> None:
+def test_an_adapter_that_raises_fails_its_request(fragile: Driven, fault: Fault, at: str) -> None:
     """The other request of the batch has its rows; the broken one has one error and no payload."""
     fragile.submit("bad", [1, 2], edges=(f"fail-{at}",), params={"broken": True})
     fragile.submit("good", [1, 2], edges=("rows",))
     fragile.run()
     errors = [out for out in fragile.outputs("bad") if out.error is not None]
-    assert [(out.finish, out.error.code) for out in errors] == [("error", "adapter")]  # type: ignore[union-attr]
+    assert [out.finish for out in errors] == ["error"]
+    assert [type(from_wire(out.error)) for out in errors if out.error] == [fault.error]
     assert [ref.uid for ref in fragile.refs()] == ["good"]
     assert len(SEEN["rows", "good"].rows) == 9
 
@@ -207,14 +261,17 @@ def test_side_outputs_have_the_layout_that_the_model_declared(fragile: Driven) -
         assert shared == [[0, 1, 2]]  # once per request
 
 
-def test_a_side_output_of_a_wrong_length_fails_the_requests_concerned(fragile: Driven) -> None:
+@pytest.mark.fault("materialisation")
+def test_a_side_output_of_a_wrong_length_fails_the_requests_concerned(
+    fragile: Driven, fault: Fault
+) -> None:
     """C26: shapes are never guessed; a request that wants no tensors is not concerned."""
     fragile.submit("wants", [1, CROOKED], edges=("side",))
     fragile.submit("wants-not", [1, 2], edges=("ids", "rows"))
     fragile.run()
     (end,) = fragile.endings("wants")
     assert end.error is not None
-    assert end.error.code == "payload"
+    assert type(from_wire(end.error)) is fault.error
     assert "'double'" in end.error.message
     assert [end.finish for end in fragile.endings("wants-not")] == ["length"]
 

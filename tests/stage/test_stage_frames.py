@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import checked
 from antiphon.payload.types import Scalar
 from antiphon.worker.frames import Frames
 from engine_pool import EnginePool
@@ -194,6 +195,7 @@ def test_a_slot_that_outlives_its_request_is_seen(
     with pytest.raises(AssertionError, match="frames are kept for other requests"):
         stage.run()
     monkeypatch.undo()
+    checked.let_be(stage.host)
 
 
 def test_ids_of_a_prompt_adapter_know_no_vocabulary(talker_roomy: Driven) -> None:

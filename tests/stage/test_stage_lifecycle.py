@@ -195,17 +195,23 @@ def test_sleep_forgets_the_prefix_cache(cached: Driven) -> None:
 
 
 def test_a_request_that_owes_rows_computes_them(cached: Driven) -> None:
-    """C29, C33: a prompt in the prefix cache would leave its rows out; it is computed anew."""
+    """C29, C30, C33: a prompt in the prefix cache would leave its rows out; it is computed anew.
+
+    The same request four times gives the same four times, to the bit.
+    """
     found = []
-    for uid in ("a", "b", "c"):
+    answers = []
+    for uid in ("a", "b", "c", "d"):
         cached.clear()
         cached.submit(uid, LONG, edges=("rows",))
         cached.run()
         assert [end.error for end in cached.endings(uid)] == [None]
         found.append(SEEN["rows", uid].rows)
+        answers.append(cached.tokens(uid))
         assert SEEN["rows", uid].positions == list(range(77))
         cached.discard()
     assert all(rows.equal(found[0]) for rows in found)
+    assert answers == [answers[0]] * 4
 
 
 def test_no_wait_runs_out_while_the_stage_sleeps(listener: Driven) -> None:

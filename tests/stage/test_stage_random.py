@@ -68,7 +68,7 @@ def drive(stage: Driven, work: list[Job], rng: random.Random) -> set[str]:
 def test_random_aborts(
     name: str, seed: int, model: LlamaForCausalLM, request: pytest.FixtureRequest
 ) -> None:
-    """C2, C5, C34, C117: I1 to I4, and every payload is complete and of its own request."""
+    """C2, C5, C28, C34, C117: I1 to I4, and every payload is complete and of its own request."""
     stage: Driven = request.getfixturevalue(name)
     stage.clear()
     rng = random.Random(seed)

@@ -19,8 +19,9 @@ from transformers import LlamaForCausalLM
 
 from antiphon.core.budget import EdgeLimits
 from antiphon.core.options import ConnectorSpec, InEdge, OutEdge
-from antiphon.errors import StageInputTimeout
+from antiphon.errors import from_wire
 from antiphon.stage.messages import Abort, Discard, Step, Used
+from antiphon.testing.fault_table import Fault
 from antiphon.testing.faults import Faults, RefShuffler, faulty
 from engine_pool import EnginePool
 from tiny import Driven, reference, tiny_spec
@@ -244,8 +245,9 @@ def test_whatever_happens_at_length(
     run_story(Pair(producer, consumer), model, story, chunk)
 
 
+@pytest.mark.fault("deliver-lost")
 def test_a_lost_chunk_ends_its_request_within_the_deadline(
-    producer: Driven, consumer: Driven
+    producer: Driven, consumer: Driven, fault: Fault
 ) -> None:
     """C12: the error names the edge and the last chunk that came in order."""
     pair = Pair(producer, consumer)
@@ -260,11 +262,11 @@ def test_a_lost_chunk_ends_its_request_within_the_deadline(
     CLOCK.advance(PATIENCE - 1)
     consumer.run()
     assert not consumer.endings("q0'")
-    CLOCK.advance(2)
+    CLOCK.advance(fault.within_s or 0)
     consumer.run()
     (end,) = consumer.endings("q0'")
     assert end.error is not None
-    assert end.error.code == StageInputTimeout.code
+    assert type(from_wire(end.error)) is fault.error
     assert "stage 'faulty-consumer'" in end.error.message
     assert "'rows'" in end.error.message
     assert "the last chunk was 4" in end.error.message
@@ -272,8 +274,9 @@ def test_a_lost_chunk_ends_its_request_within_the_deadline(
     pair.settle()
 
 
+@pytest.mark.fault("put-fails-a-while")
 def test_a_put_that_fails_for_a_while_is_retried(
-    producer: Driven, consumer: Driven, model: LlamaForCausalLM
+    producer: Driven, consumer: Driven, model: LlamaForCausalLM, fault: Fault
 ) -> None:
     pair = Pair(producer, consumer)
     pair.faults.fail_puts(3)
@@ -288,13 +291,15 @@ def test_a_put_that_fails_for_a_while_is_retried(
         if consumer.endings("q0'"):
             break
     assert not [o.error for o in producer.outputs("q0") + consumer.outputs("q0'") if o.error]
+    assert fault.error is None
     rows = torch.stack(MADE["q0"])
     assert consumer.tokens("q0'") == expected_tokens(model, rows, ROWS, TOKENS)
     pair.settle()
 
 
+@pytest.mark.fault("put-fails")
 def test_a_put_that_fails_for_ever_ends_the_request_at_both_ends(
-    producer: Driven, consumer: Driven
+    producer: Driven, consumer: Driven, fault: Fault
 ) -> None:
     pair = Pair(producer, consumer)
     pair.faults.fail_puts(None, "q0/")
@@ -309,8 +314,8 @@ def test_a_put_that_fails_for_ever_ends_the_request_at_both_ends(
             CLOCK.advance(0.5)
         if consumer.endings("q1'") and "q0" in pair.over:
             break
-    errors = Counter(o.error.code for o in producer.outputs("q0") if o.error is not None)
-    assert errors == {"connector": 1}
+    errors = Counter(type(from_wire(o.error)) for o in producer.outputs("q0") if o.error)
+    assert errors == {fault.error: 1}
     assert [o.finish for o in consumer.endings("q1'")] == ["length"]
     pair.settle()
     consumer.assert_empty()

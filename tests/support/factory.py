@@ -49,7 +49,9 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
+import checked
 from antiphon.core.options import StageOptions
+from antiphon.sched.mixin import StageSchedulerMixin
 from antiphon.upstream.kv_connector import connector_config
 
 S = TypeVar("S", bound=Scheduler)
@@ -194,7 +196,10 @@ def make_scheduler(
     )
     kw.setdefault("log_stats", True)
     kw.setdefault("structured_output_manager", StructuredOutputManager(config))
-    return cls(vllm_config=config, kv_cache_config=kv_cache, block_size=block_size, **kw)
+    made = cls(vllm_config=config, kv_cache_config=kv_cache, block_size=block_size, **kw)
+    if isinstance(made, StageSchedulerMixin):
+        checked.checked(made)
+    return made
 
 
 @functools.cache

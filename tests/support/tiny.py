@@ -7,6 +7,7 @@ weights (1e-3) a conditioning is invisible and a comparison proves nothing.
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+import checked
 from antiphon.core.options import ConnectorSpec, InEdge, OutEdge
 from antiphon.pipeline.topology import StageKind
 from antiphon.sched.mixin import StageSchedulerMixin
@@ -159,6 +161,8 @@ class Driven:
 
     def __post_init__(self) -> None:
         self.host = StageHost(self.spec, self._sent)
+        host = weakref.ref(self.host)
+        checked.shared(self.host, lambda: (found := host()) is not None and not found.stopped)
         self._numbers = 0
         self._prefills: dict[str, Any] = {}  # upstream's record of each request's prompt
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+import checked
 import tiny_adapters
 from antiphon.connector.inproc import InprocConnector
 from antiphon.core.options import ConnectorSpec, InEdge, OutEdge, StageOptions
@@ -74,6 +75,7 @@ class Bench:
         self.io = StageIO(
             options, "no model", self.connector, embed_width=embed_width, policy=policy
         )
+        checked.checked(self.io)
 
     # --- orders -------------------------------------------------------------------------------
 

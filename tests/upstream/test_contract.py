@@ -17,7 +17,7 @@ def rows() -> dict[str, CheckRow]:
 
 @pytest.mark.parametrize("symbol", SYMBOLS, ids=lambda s: s.qualname)
 def test_name_is_as_expected(symbol: Symbol, rows: dict[str, CheckRow]) -> None:
-    """A name that upstream renames or a parameter that it adds fails here by name."""
+    """C126: a name that upstream renames or a parameter that it adds fails here by name."""
     row = rows[f"{symbol.module}.{symbol.qualname}"]
     assert row.status is Status.OK, row.detail
 

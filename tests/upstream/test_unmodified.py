@@ -117,6 +117,7 @@ def _defined_by(tree: ast.AST) -> set[str]:
 
 
 def test_private_names_of_other_objects_are_ours_or_listed() -> None:
+    """C126: what may change without notice is listed, each name in one file for its seam."""
     own: set[str] = set()
     for _, tree in trees(PACKAGE):
         own |= _defined_by(tree)

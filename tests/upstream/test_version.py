@@ -85,6 +85,7 @@ def _install_vllm(folder: Path, version: str) -> None:
 
 
 def test_absent_vllm_names_both_install_commands(tmp_path: Path) -> None:
+    """C71."""
     said = _in_a_machine_with(tmp_path)
     assert said.startswith("upstream_missing |")
     assert "scripts/bootstrap" in said
@@ -92,6 +93,7 @@ def test_absent_vllm_names_both_install_commands(tmp_path: Path) -> None:
 
 
 def test_other_version_is_refused_without_importing_it(tmp_path: Path) -> None:
+    """C71: the error says which range is required."""
     _install_vllm(tmp_path, "0.31.0")
     said = _in_a_machine_with(tmp_path)
     assert said.startswith("upstream_version |")
@@ -113,6 +115,7 @@ def test_other_version_is_refused_without_importing_it(tmp_path: Path) -> None:
 def test_commands_refuse_another_vllm_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], version: str | None
 ) -> None:
+    """C71."""
     machine, place = tmp_path / "machine", tmp_path / "place"
     machine.mkdir()
     place.mkdir()

@@ -16,7 +16,8 @@ from antiphon.payload.adapters import Input
 from antiphon.payload.ref import Ref
 from antiphon.payload.types import Payload
 from antiphon.upstream.envelopes import NewsOnArrival, news_of
-from antiphon.worker.device import HostCopy
+from antiphon.worker.device import CpuOps, HostCopy
+from antiphon.worker.materialise import StepRow, materialise
 from antiphon.worker.rows import CopiedRows, PendingRows
 from worker_bench import SCRIPT, WIDTH, Bench, errors, marks
 
@@ -143,6 +144,55 @@ def test_two_threads_that_finish_take_turns(bench: Bench) -> None:
         thread.join()
     refs = bench.io.take_news().refs
     assert [len(bench.take(ref).fields["rows"].tensor) for ref in refs] == [2, 1]
+
+
+class Unwritten(HostCopy):
+    """Host memory that holds garbage until the copy into it has been waited for."""
+
+    def __init__(self, rows: torch.Tensor) -> None:
+        self._host = torch.full_like(rows, torch.nan)
+        self._rows = rows.clone()
+
+    def wait(self) -> torch.Tensor:
+        return self._host.copy_(self._rows)
+
+
+class LateOps(CpuOps):
+    """A device whose copies are ordered behind its steps, as on a stream of its own."""
+
+    def snapshot(self, rows: torch.Tensor) -> HostCopy:
+        return Unwritten(rows)
+
+    def to_host(self, tensor: torch.Tensor) -> HostCopy:
+        return Unwritten(tensor)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["full", "stream"])
+def test_nothing_is_read_before_it_is_written(stream: bool) -> None:
+    """C106: whoever sends rows waits for their copy, on whichever thread; the step's own buffer has
+    been overwritten by then.
+    """
+    bench = Bench(stream=stream)
+    bench.open("a", "row-parts")
+    log = bench.io.row_log("a")
+    assert log is not None
+    buffer = torch.empty(4, 1)
+    for first in range(0, 12, 4):
+        buffer[:, 0] = torch.arange(first, first + 4)
+        materialise(LateOps(), [StepRow(log, 0, 0, 4, first)], buffer, {}, 1)
+        bench.io.submit(StageWork(tokens={"a": Accepted([1], first + 4)}))
+        buffer.fill_(torch.nan)
+    bench.io.submit(StageWork(ended=[Ended("a", True, 13)]))
+    on_another_thread(bench.io.finish)
+    refs = bench.io.take_news().refs
+    sent = [
+        row
+        for ref in refs
+        if ref.key is not None
+        for row in bench.take(ref).fields["rows"].tensor[:, 0].tolist()
+    ]
+    assert sent == list(map(float, range(12)))
+    bench.close()
 
 
 # --- news -----------------------------------------------------------------------------------------

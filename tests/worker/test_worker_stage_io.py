@@ -13,6 +13,7 @@ from antiphon.core.retry import RetryPolicy
 from antiphon.core.tickets import Accepted, Ended, Ticket
 from antiphon.errors import AdapterError
 from antiphon.payload.types import Payload, per_token
+from antiphon.testing.fault_table import Fault
 from antiphon.worker.stage_io import StageIO
 from tiny_adapters import CALLS, SEEN
 from worker_bench import Bench, errors, marks
@@ -214,13 +215,15 @@ def test_lost_rows_fail_their_request(bench: Bench) -> None:
     assert errors(bench.accept("a", 5, 1)) == [("a", "adapter")]
 
 
-def test_a_connector_without_room_fails_only_the_request() -> None:
+@pytest.mark.fault("shared-memory-full")
+def test_a_connector_without_room_fails_only_the_request(fault: Fault) -> None:
     small = Bench(max_bytes=300, policy=RetryPolicy(attempts=1))
     for uid, count in (("big", 200), ("small", 1)):
         small.open(uid, "ids")
         small.accept(uid, count + 1, *range(count))
     news = small.work(ended=[Ended("big", True, 201), Ended("small", True, 2)])
-    assert errors(news) == [("big", "connector")]
+    assert fault.error is not None
+    assert errors(news) == [("big", fault.error.code)]
     assert [ref.uid for ref in news.refs] == ["small"]
     small.close()
 
@@ -238,9 +241,10 @@ def test_an_unknown_edge_fails_the_request_once(bench: Bench, edges: tuple[str, 
 
 def test_integrity_notices_rows_that_nobody_will_ask_for(bench: Bench) -> None:
     bench.open("a", "rows")
-    del bench.io._producers["a", 0]
+    producer = bench.io._producers.pop(("a", 0))
     with pytest.raises(AssertionError, match="rows"):
         bench.io.check_integrity()
+    bench.io._producers["a", 0] = producer
 
 
 @pytest.mark.parametrize(("name", "said"), [("Nobody", "Nobody"), ("SEEN", "not a class")])

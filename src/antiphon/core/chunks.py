@@ -59,6 +59,13 @@ class ChunkOrder:
             self.next_seq += 1
         return taken
 
+    def check_integrity(self) -> None:
+        """Raise AssertionError if a chunk waits that should not, or under another's number."""
+        if any(seq != ref.seq or seq <= self.next_seq for seq, ref in self.ahead.items()):
+            raise AssertionError("a chunk waits whose turn has come")
+        if self.end_seq is not None and max(self.ahead, default=0) > self.end_seq:
+            raise AssertionError("a chunk waits behind the end of its stream")
+
     def beyond_end(self) -> list[Ref]:
         """Chunks that wait behind an end which arrived after them; they are forgotten here."""
         if self.end_seq is None:

@@ -279,6 +279,8 @@ class Gate:
             raise AssertionError("deadlines and waits differ in number")
         if lost := [uid for uid in waiting if uid not in self._deadlines]:
             raise AssertionError(f"request {lost[0]} waits without a deadline")
+        for record in self._records.values():
+            record.order.check_integrity()
 
     @staticmethod
     def _judge(record: _Record | None, ref: Ref) -> Announced:

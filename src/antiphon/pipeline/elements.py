@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from antiphon.core.budget import EdgeLimits
 from antiphon.core.kv_handoff import KvTransfer
-from antiphon.core.options import Scalar
+from antiphon.core.options import Preemption, Scalar
 
 
 class StageKind(enum.StrEnum):
@@ -50,7 +50,7 @@ class Stage:
     engine: Mapping[str, object] = field(default_factory=dict)
     sampling: Mapping[str, object] = field(default_factory=dict)
     atomic_inputs: bool = False  # generation: an input over the token budget is an error
-    recomputes: bool = True  # ar: False, a request that loses its blocks ends with an error
+    preemption: Preemption = Preemption.RECOMPUTE  # ar: what happens when cache blocks run out
     config: str | None = None  # "module:function": vLLM's `hf_overrides`, config → stage's config
     model_type: str | None = None  # what the checkpoint's config.json must say
     weights: tuple[str, ...] = ()  # prefixes of weights that the checkpoint must have

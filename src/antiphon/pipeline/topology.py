@@ -9,12 +9,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from antiphon.core.options import Preemption
 from antiphon.errors import InvalidRequestError, TopologyError
 from antiphon.pipeline.elements import Ear, Edge, EdgeMode, Entry, Stage, StageKind
 from antiphon.pipeline.suggest import did_you_mean
 from antiphon.pipeline.validity import check_topology
 
-__all__ = ["Ear", "Edge", "EdgeMode", "Entry", "Stage", "StageKind", "Topology", "writer"]
+__all__ = [
+    "Ear",
+    "Edge",
+    "EdgeMode",
+    "Entry",
+    "Preemption",
+    "Stage",
+    "StageKind",
+    "Topology",
+    "writer",
+]
 
 # Of the two usual entries: which the other one is, and what to do where only that one is there.
 _INSTEAD = {

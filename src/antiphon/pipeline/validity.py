@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from antiphon.core.options import Scalar
+from antiphon.core.options import Preemption, Scalar
 from antiphon.errors import TopologyError
 from antiphon.pipeline.elements import Edge, EdgeMode, Stage, StageKind
 from antiphon.pipeline.entry_validity import check_entry, check_target, check_way
@@ -88,10 +88,15 @@ def _check_stage(stage: Stage) -> None:
         raise TopologyError(
             f"stage {stage.name} is an ar stage, whose prompts may be chunked; remove atomic_inputs"
         )
-    if stage.kind is StageKind.GENERATION and not stage.recomputes:
+    if not isinstance(stage.preemption, Preemption):
+        policies = ", ".join(Preemption)
+        raise TopologyError(
+            f"stage {stage.name} has preemption {stage.preemption!r}; take a Preemption: {policies}"
+        )
+    if stage.kind is StageKind.GENERATION and stage.preemption is not Preemption.RECOMPUTE:
         raise TopologyError(
             f"stage {stage.name} is a generation stage, whose requests are never preempted; remove"
-            " recomputes"
+            " preemption"
         )
 
 

@@ -181,6 +181,17 @@ class ARMixin(StageSchedulerMixin):
         if self._loader is not None:
             self._loader.forget(uid)
 
+    def check_integrity(self) -> None:
+        super().check_integrity()
+        for uid, session in self._sessions.items():
+            session.check_integrity()
+            if uid not in self.requests:
+                raise AssertionError("a session outlived its request")
+            if session.resting and uid not in self.parking.out:
+                raise AssertionError("a session rests and could be scheduled")
+        if self._loader is not None:
+            self._loader.check_integrity(self.requests)
+
 
 class ARScheduler(ARMixin, Scheduler):
     """Synchronous scheduling."""

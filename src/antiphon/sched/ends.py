@@ -12,6 +12,15 @@ from antiphon.errors import AntiphonError, PreemptedError
 from antiphon.sched.coordinator import Coordinator
 from antiphon.sched.handoff_record import Ending
 
+NO_BLOCKS = (
+    "the stage ran out of cache blocks and cannot compute a request again; raise kv_cache_bytes or "
+    "lower max_num_seqs"
+)
+GIVEN_UP = (
+    "the stage was put to sleep while the request waited there, and cannot compute it again; make "
+    "it once more when the stage is awake"
+)
+
 
 class EndsMixin(Scheduler):
     """Finishes requests between steps; an idle engine still speaks."""
@@ -32,16 +41,10 @@ class EndsMixin(Scheduler):
         endings, self._endings = self._endings, []
         return [self._ending(request) for request in endings]
 
-    def _end_victims(self) -> None:
+    def _end_victims(self, why: str = NO_BLOCKS) -> None:
         """Not within upstream's loop, which still has them in hand."""
         victims, self._victims = self._victims, []
-        self.fail_requests(
-            victims,
-            PreemptedError(
-                "the stage ran out of cache blocks and cannot compute a request again; raise "
-                "kv_cache_bytes or lower max_num_seqs"
-            ),
-        )
+        self.fail_requests(victims, PreemptedError(why))
 
     def _end_handed_over(self, endings: Iterable[Ending]) -> None:
         """End the requests whose hand-off was what they lived for, or has failed."""

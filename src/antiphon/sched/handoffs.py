@@ -64,8 +64,10 @@ class Handoffs:
         edges: Iterable[OutEdge] = (),
         *,
         stage: str = "",
+        has_left: Callable[[str], None] = lambda uid: None,
     ) -> None:
         self._scheduler = scheduler
+        self._has_left = has_left  # told of each whose blocks are held no more
         self._coordinator = coordinator
         self._parking = parking
         self._clock = clock
@@ -229,6 +231,11 @@ class Handoffs:
         """Whether any block is held for one of these requests."""
         return any(uid in self._marked or uid in self._acks for uid in uids)
 
+    def num_held(self, uid: str) -> int:
+        """How many blocks are held for this request."""
+        record = self._records.get(uid)
+        return 0 if record is None else len(distinct(record.blocks))
+
     def passes_over(self, uid: str) -> bool:
         """Whether the request is parked until it ends."""
         record = self._records.get(uid)
@@ -317,6 +324,7 @@ class Handoffs:
         self._parking.stalled = False  # there is room
         self._marked.pop(record.uid, None)
         self._acks.clear(record.uid)
+        self._has_left(record.uid)
         if record.handoff.aborted:
             self._counts.cancelled += 1
             if ref is not None and ref.key is not None:

@@ -200,7 +200,9 @@ class Inputs:
     def check_integrity(self) -> None:
         """Raise AssertionError if gates and what came through them disagree."""
         self.gate.check_integrity()
-        if len(self.gate) != len(self._inflows):
-            raise AssertionError("gates and inputs differ in number")
-        if not self.streams.keys() <= self._inflows.keys():
+        if len(self.gate) != len(self._inflows) or any(u not in self.gate for u in self._inflows):
+            raise AssertionError("there are gates without inputs, or inputs without gates")
+        if any(self._inflows.get(uid) is not inflow for uid, inflow in self.streams.items()):
             raise AssertionError("a stream outlived its request")
+        for inflow in self._inflows.values():
+            inflow.check_integrity()

@@ -16,10 +16,10 @@ from vllm.v1.request import Request, RequestStatus
 from antiphon.core.options import ConnectorSpec, StageOptions
 from antiphon.core.prompt_plan import PromptPlan, validate_plan
 from antiphon.core.tickets import StageNews
-from antiphon.errors import AdapterError, AntiphonError, InputTooLongError
+from antiphon.errors import AdapterError, AntiphonError, without_frames
 from antiphon.payload.ref import Ref
 from antiphon.sched.coordinator import Coordinator
-from antiphon.sched.ends import EndsMixin
+from antiphon.sched.ends import GIVEN_UP, EndsMixin
 from antiphon.sched.handoffs import Handoffs
 from antiphon.sched.inputs import Arrival
 from antiphon.sched.logprobs import LogprobWatch
@@ -42,7 +42,6 @@ class StageSchedulerMixin(EndsMixin, RoomMixin, Scheduler):
     """
 
     clock: ClassVar[Callable[[], float]] = staticmethod(time.monotonic)  # of input deadlines
-    reserved_tokens: ClassVar[int] = 1  # of the model's length, for what is sampled
     samples: ClassVar[bool] = True  # False: a generation stage
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -61,7 +60,9 @@ class StageSchedulerMixin(EndsMixin, RoomMixin, Scheduler):
             type(self).clock,
             options.outputs,
             stage=options.stage,
+            has_left=self._has_left,
         )
+        self.reservations = self._make_reservations()
         self._logprobs = LogprobWatch()
         self._moved = set()
         self._rested: list[Request] = []  # resumable, and stopped in this update
@@ -97,24 +98,6 @@ class StageSchedulerMixin(EndsMixin, RoomMixin, Scheduler):
         self.handoffs.leases.end(self.coordinator.abandon(uids))
         self._release_producers()
 
-    def prompt_error(self, num_tokens: int) -> InputTooLongError | None:
-        """Why a prompt of this length is refused: it must leave room for what is sampled."""
-        limit = self.max_model_len - self.reserved_tokens
-        if num_tokens > limit:
-            return InputTooLongError(
-                f"the prompt has {num_tokens} tokens, the stage takes at most {limit}; "
-                f"shorten it or raise max_model_len"
-            )
-        if self.kv_cache_config.kv_cache_groups:
-            blocks = self.kv_cache_config.num_blocks - 1  # one is upstream's null block
-            needed = -(-(num_tokens + self.reserved_tokens) // self.block_size)
-            if needed > blocks:
-                return InputTooLongError(
-                    f"a prompt of {num_tokens} tokens needs {needed} cache blocks, the stage has "
-                    f"{blocks}; shorten it or raise kv_cache_bytes"
-                )
-        return None
-
     def give_up_blocks(self) -> None:
         """What lies in blocks is about to be lost: requests that are in no step compute it again.
 
@@ -123,7 +106,7 @@ class StageSchedulerMixin(EndsMixin, RoomMixin, Scheduler):
         losers = self.parking.give_up_blocks()
         if not self._recomputes:
             self._victims += [uid for uid in losers if uid not in self._victims]
-            self._end_victims()
+            self._end_victims(GIVEN_UP)
 
     def next_due(self) -> float | None:
         """Value of `clock` at the earliest deadline or retry, None if there is none."""
@@ -135,6 +118,7 @@ class StageSchedulerMixin(EndsMixin, RoomMixin, Scheduler):
         self.coordinator.check_integrity()
         self.parking.check_integrity()
         self.handoffs.check_integrity()
+        self._check_reservations()
         parked = [*self.parking.out, *self.parking.held]
         blocked = sum(self.coordinator.gate.blocked(uid) for uid in parked)
         if blocked != self.coordinator.gate.blocked_count:
@@ -155,7 +139,7 @@ class StageSchedulerMixin(EndsMixin, RoomMixin, Scheduler):
             self.parking.forget(request.request_id)
             self.parking.keep_out(request)
             self._rested.append(request)
-        elif not self._may_run(request.request_id):
+        elif not (self._may_run(request.request_id) and self._has_room(request)):
             self.parking.keep_out(request)
         else:
             self.parking.stalled = False
@@ -168,12 +152,7 @@ class StageSchedulerMixin(EndsMixin, RoomMixin, Scheduler):
             self._victims.append(request.request_id)
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
-        if self.coordinator.gate.blocked_count and (expired := self.coordinator.expire()):
-            self._finish_now(expired, RequestStatus.FINISHED_ERROR)
-        if self._moved:
-            self._hold_starving()
-        if self.handoffs.enabled and self.handoffs.due:
-            self._end_handed_over(self.handoffs.expire())
+        self._before_step()
         output = super().schedule(throttle_prefills)
         if self._victims:
             self._end_victims()
@@ -206,7 +185,7 @@ class StageSchedulerMixin(EndsMixin, RoomMixin, Scheduler):
         return self._report_endings(outputs) if self._endings else outputs
 
     def has_requests(self) -> bool:
-        if self.coordinator.has_work or self._endings:
+        if self.coordinator.has_work or self._endings or self._lets_in:
             return True
         if self.handoffs.enabled and (self.handoffs.to_ship or self.handoffs.due):
             return True
@@ -228,6 +207,7 @@ class StageSchedulerMixin(EndsMixin, RoomMixin, Scheduler):
         params: tuple[dict[str, Any] | None, dict[str, Any] | None] = super()._free_request(
             request, *args, **kwargs
         )
+        self._vacate(uid)
         return params
 
     # --- what the two kinds of stages do differently ------------------------------------------
@@ -244,6 +224,19 @@ class StageSchedulerMixin(EndsMixin, RoomMixin, Scheduler):
         """The request is over."""
 
     # --- parts --------------------------------------------------------------------------------
+
+    def _before_step(self) -> None:
+        """What has changed since the last one: who ends, who is passed over, who is let in."""
+        if self.coordinator.gate.blocked_count and (expired := self.coordinator.expire()):
+            self._finish_now(expired, RequestStatus.FINISHED_ERROR)
+        if self._victims:  # upstream was told to take everybody's blocks
+            self._end_victims()
+        if self._moved:
+            self._hold_starving()
+        if self.handoffs.enabled and self.handoffs.due:
+            self._end_handed_over(self.handoffs.expire())
+        if self._lets_in:
+            self._let_in()
 
     def _note_scheduled(self, output: SchedulerOutput) -> None:
         for new in output.scheduled_new_reqs:
@@ -291,8 +284,9 @@ class StageSchedulerMixin(EndsMixin, RoomMixin, Scheduler):
                 self.vllm_config.model_config.get_vocab_size() if own_ids else None,
             )
         except AntiphonError as error:
-            return error
-        return self.prompt_error(len(plan.token_ids))
+            return without_frames(error)
+        length = len(plan.token_ids)
+        return self.prompt_error(length) or self.size_error(length, request.max_tokens)
 
     def _note_tokens(self, outputs: dict[int, EngineCoreOutputs]) -> None:
         accepted = self.coordinator.accepted

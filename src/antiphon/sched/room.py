@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from vllm.v1.core.sched.interface import PauseState
-from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
-from antiphon.core.options import StageOptions
+from antiphon.core.options import Preemption
 from antiphon.sched.coordinator import Coordinator
-from antiphon.sched.handoffs import Handoffs
-from antiphon.sched.parking import Parking
+from antiphon.sched.reserve import ReserveMixin
 
 
-class RoomMixin(Scheduler):
+class RoomMixin(ReserveMixin):
     """Parks requests and lets them go on. In a chain of stages progress is certain: what waits for
     another stage does not keep for ever what that stage's progress needs.
     """
 
-    options: StageOptions | None
     coordinator: Coordinator
-    parking: Parking
-    handoffs: Handoffs
     _moved: set[str]  # streams whose next step may need more than they have
 
     def in_flight(self) -> list[str]:
@@ -82,11 +77,11 @@ class RoomMixin(Scheduler):
     @property
     def _recomputes(self) -> bool:
         """Whether a request that lost its blocks can be computed again."""
-        return self.options is None or self.options.recomputes
+        return self.options is None or self.options.preemption is Preemption.RECOMPUTE
 
     def _go_on(self, uid: str) -> None:
         """Let a parked request be scheduled again, unless something else still parks it."""
-        if uid in self.parking and self._may_run(uid):
+        if uid in self.parking and self._may_run(uid) and self._has_room(self.requests[uid]):
             self._release(uid)
 
     @property

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from vllm import SamplingParams
 
@@ -35,6 +36,14 @@ class Session:
     epoch: int = 0
     resting: bool = False  # the segment is over and nothing is queued
     queued: deque[SessionUpdate] = field(default_factory=deque)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if the segments to come are out of order, or one is not begun."""
+        if self.resting and self.queued:
+            raise AssertionError("a session rests that has something to do")
+        epochs = [self.epoch, *(update.epoch for update in self.queued)]
+        if any(later <= earlier for earlier, later in pairwise(epochs)):
+            raise AssertionError(f"a session's segments are out of order: {epochs}")
 
     def offer(self, update: SessionUpdate) -> bool:
         """Take an update; whether it begins now.

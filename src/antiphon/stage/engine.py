@@ -2,7 +2,7 @@
 
 Seam: vLLM's own in-process client over an unmodified `EngineCore`. The host steps it; no upstream
 loop is repeated. Names used: `InprocClient`, `EngineCore.{scheduler, batch_queue,
-request_block_hasher}`.
+request_block_hasher, model_executor}`.
 """
 
 from __future__ import annotations
@@ -16,14 +16,19 @@ from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.tasks import POOLING_TASKS, PoolingTask
 from vllm.v1.core.sched.interface import PauseState
-from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.engine.core_client import InprocClient
 from vllm.v1.executor.abstract import Executor
 
 from antiphon.core.options import PROMPT_EDGE, WHOLE_WEIGHTS, InEdge, StageOptions
 from antiphon.core.prompt_plan import PromptUpdate
 from antiphon.core.targets import load_target
-from antiphon.errors import DeploymentError, InvalidRequestError, TopologyError
+from antiphon.errors import (
+    DeploymentError,
+    InputTooLongError,
+    InvalidRequestError,
+    TopologyError,
+)
 from antiphon.observe.families import Family
 from antiphon.pipeline.topology import StageKind
 from antiphon.sched.ar import ARMixin
@@ -33,6 +38,7 @@ from antiphon.stage.messages import Submit, Update
 from antiphon.stage.requests import Requests, refusals
 from antiphon.stage.spec import StageSpec
 from antiphon.upstream.audio import AudioProcessor, HeardPrompt, hears
+from antiphon.upstream.executor import Workers
 from antiphon.upstream.kv_connector import connector_config
 from antiphon.upstream.statistics import EngineStatistics
 
@@ -50,7 +56,7 @@ class StageEngine:
             inputs,
             spec.outputs,
             spec.atomic_inputs,
-            spec.recomputes,
+            spec.preemption,
             spec.active_streams,
         )
         given = {"load_format": WHOLE_WEIGHTS, **spec.engine_args}
@@ -74,6 +80,7 @@ class StageEngine:
         self._statistics = EngineStatistics(self.config) if spec.metrics else None
         self._generates = spec.kind is StageKind.AR
         self._core = self._client.engine_core
+        self.workers = Workers(self._core.model_executor)
         # Made here and not with the first clip: what is wrong with it is an error of the start.
         hearing = self._generates and hears(self.config)
         self._audio = AudioProcessor(self.config) if hearing else None
@@ -147,15 +154,26 @@ class StageEngine:
     def add(self, submit: Submit, prompt: HeardPrompt, *, in_chunks: bool = False) -> None:
         """Hand a request to upstream; `in_chunks`: its input is a stream.
 
-        Raises InvalidRequestError for parameters that upstream refuses.
+        Raises InvalidRequestError for parameters that upstream refuses, InputTooLongError for a
+        request that may need more than the stage's cache.
         """
         with refusals():
             request = self._requests.make(submit, prompt, in_chunks=in_chunks)
+            if (error := self._size_error(submit, request)) is not None:
+                raise error
             self._client.add_request(request)
             if self._statistics is not None:
                 self._statistics.added(request)
             if submit.session:
                 self._sessions.open_session(submit.uid, submit.epoch)
+
+    def _size_error(self, submit: Submit, request: EngineCoreRequest) -> InputTooLongError | None:
+        """Of a prompt that is known; one that is still to come is looked at when it has."""
+        params, ids = request.sampling_params, request.prompt_token_ids
+        if submit.waits_for is not None or params is None or ids is None:
+            return None
+        assert params.max_tokens is not None  # noqa: S101  `Requests.sampling` has checked it
+        return self.scheduler.size_error(len(ids), params.max_tokens, session=submit.session)
 
     def update(self, update: Update) -> None:
         """New input for a session. Raises InvalidRequestError if it cannot be taken."""

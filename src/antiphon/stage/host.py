@@ -5,6 +5,7 @@ Not a loop: `serve` (loop.py) drives one or several hosts from one thread.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from vllm.v1.engine import EngineCoreOutput
@@ -12,10 +13,12 @@ from vllm.v1.engine import EngineCoreOutput
 from antiphon.errors import (
     AntiphonError,
     ErrorInfo,
+    StageDiedError,
     StageStepError,
 )
 from antiphon.stage.admission import Admission
 from antiphon.stage.engine import StageEngine
+from antiphon.stage.idle_check import IdleCheck
 from antiphon.stage.messages import (
     Abort,
     Aborted,
@@ -47,6 +50,8 @@ from antiphon.stage.spec import StageSpec
 
 Send = Callable[[Event, Frames], None]
 
+_LOOK_S = 1.0
+
 
 class StageHost:
     """One stage. Every method runs on the thread that built it."""
@@ -63,6 +68,8 @@ class StageHost:
         self.scheduler = self._engine.scheduler
         self._admission = Admission(spec, self._engine)
         self._slumber = Slumber(self._engine, lambda event: send(event, []), self._start)
+        strict = spec.check_every_step
+        self._idle_check = IdleCheck(spec.name, self.check_integrity, strict=strict)
         config = self._engine.config
         send(
             Ready(
@@ -78,12 +85,20 @@ class StageHost:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do anything; true also once a deadline is due."""
-        return not self.stopped and self._engine.has_work
+        """Whether a step would do anything; true also once a deadline or a check is due, and when
+        no step can be done any more.
+        """
+        due = self._idle_check.is_due or self._engine.workers.failed
+        return not self.stopped and (self._engine.has_work or due)
 
     def next_due(self) -> float | None:
-        """time.monotonic() at which a deadline expires, if any is running."""
-        return None if self.stopped else self.scheduler.next_due()
+        """time.monotonic() at which a deadline expires or a check is due, if any is.
+
+        Processes that compute for this one are looked at every second: their end wakes nobody.
+        """
+        look = time.monotonic() + _LOOK_S if self._engine.workers.apart else None
+        dues = (self.scheduler.next_due(), self._idle_check.due, look)
+        return None if self.stopped else min((d for d in dues if d is not None), default=None)
 
     def handle(self, command: Command) -> None:
         """Carry out one command. Errors go back as events, never up."""
@@ -109,10 +124,19 @@ class StageHost:
                 self.stop()
 
     def step(self) -> None:
-        """One engine step. What the model raises ends the step's requests and no others."""
+        """One engine step. What the model raises ends the step's requests and no others.
+
+        Raises StageDiedError when a process that computes for this one has ended or does not
+        answer: nothing can be computed here any more.
+        """
+        self._check_workers()
+        if self._idle_check.is_due and not self._engine.has_work:
+            self._idle_check.run()
+            return
         try:
             outputs = self._engine.step().outputs
         except Exception as error:
+            self._check_workers(error)
             message = " ".join(str(error).split()) or "no message"
             failure = StageStepError(
                 f"stage '{self.spec.name}' failed in a step: {type(error).__name__}: {message}"
@@ -131,7 +155,17 @@ class StageHost:
         self._answer()
         self._slumber.settle()
         if self.spec.check_every_step:
-            self._check()
+            self.check_integrity()
+        self._idle_check.stepped(idle=not self._engine.has_work)
+
+    def _check_workers(self, error: Exception | None = None) -> None:
+        """`error` is what a step has raised."""
+        workers = self._engine.workers
+        if workers.failed:
+            raise StageDiedError("a worker process has ended") from error
+        if workers.apart and isinstance(error, TimeoutError):
+            # Its late answer would be taken for that to the next step.
+            raise StageDiedError("a worker process does not answer") from error
 
     def stop(self) -> None:
         if not self.stopped:
@@ -188,10 +222,13 @@ class StageHost:
         self._send(Interrupted(command.uid, command.token), [])
 
     def _abort(self, command: Abort) -> None:
-        for held in self._slumber.drop(command.uids):
+        dropped = self._slumber.drop(command.uids)
+        self._engine.abort(command.uids)
+        for held in dropped:
             if isinstance(held, Interrupt):
                 self._send(Interrupted(held.uid, held.token), [])
-        self._engine.abort(command.uids)
+            elif isinstance(held, Deliver):
+                self._start(held)  # too late now: what was sent is freed
         self.scheduler.abandon(command.uids)
         self._aborts.append(command)
         if not self._engine.has_work:
@@ -218,10 +255,16 @@ class StageHost:
         if step.outputs or step.refs or step.used:
             self._send(step, frames)
 
-    def _check(self) -> dict[str, int]:
+    def check_integrity(self) -> dict[str, int]:
         """Check every store; what the worker holds. AssertionError if one disagrees."""
         self._engine.check_integrity()
-        held: dict[str, int] = self._engine.call_workers("stage_inspect")[0]
+        self._slumber.check_integrity()
+        if self._aborts and not (self._engine.has_work or self.scheduler.handoffs.holding):
+            raise AssertionError("an abort is not acknowledged, and nothing is left to wait for")
+        try:
+            held: dict[str, int] = self._engine.call_workers("stage_inspect")[0]
+        except RuntimeError as error:  # what becomes of an AssertionError in a process of its own
+            raise AssertionError(str(error)) from error
         return held
 
     def _answer(self) -> None:
@@ -236,7 +279,7 @@ class StageHost:
         error = None
         held = {"requests": 0, "io": 0, "connector_entries": 0}
         try:
-            held = self._check()
+            held = self.check_integrity()
         except AssertionError as failure:
             error = ErrorInfo("integrity", str(failure))
         return Inspection(
@@ -249,6 +292,7 @@ class StageHost:
             connector_entries=held["connector_entries"],
             steps=self._steps,
             error=error,
+            integrity_failures=self._idle_check.failures,
             edges=self.scheduler.coordinator.outflow.statistics(),
             gate=self.scheduler.coordinator.gate.statistics(),
             handoffs=self.scheduler.handoffs.statistics(),
@@ -259,6 +303,7 @@ class StageHost:
         return Measured(
             token=command.token,
             steps=self._steps,
+            integrity_failures=self._idle_check.failures,
             gate=coordinator.gate.statistics(),
             edges=coordinator.outflow.statistics(),
             handoffs=self.scheduler.handoffs.statistics(),

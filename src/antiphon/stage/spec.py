@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from antiphon.core.options import ConnectorSpec, InEdge, OutEdge
+from antiphon.core.options import ConnectorSpec, InEdge, OutEdge, Preemption
 from antiphon.pipeline.topology import StageKind
 
 __all__ = ["ConnectorSpec", "InEdge", "OutEdge", "StageSpec"]
@@ -27,7 +27,7 @@ class StageSpec(msgspec.Struct, frozen=True):
     outputs: tuple[OutEdge, ...] = ()
     input_wait_timeout_s: float = 600.0  # 0: wait for ever
     atomic_inputs: bool = False  # generation: an input over the token budget is an error
-    recomputes: bool = True  # ar: False, a request that loses its blocks ends with an error
+    preemption: Preemption = Preemption.RECOMPUTE  # ar
     hf_config: str | None = None  # "module:function" from the checkpoint's config to the stage's
     prompt_adapter: str | None = None  # "module:Class" that makes prompts of token ids from outside
     active_streams: int = 0  # generation: streams that are served at a time; 0: as many as fit

@@ -112,6 +112,36 @@ SCHEDULER_SEAMS: tuple[Seam, ...] = (
         ),
     ),
     Seam(
+        "worst case",
+        "a stage that reserves what a request may ever hold counts as upstream allocates: each KV "
+        "group has blocks of its own, and a window's are used again",
+        "the tokens divided by each group's block size, which counts windows in full",
+        (
+            Names(
+                _SCHEDULER,
+                "Scheduler",
+                ("attribute num_spec_tokens num_lookahead_tokens deferred_frees policy",),
+            ),
+            Names(
+                "vllm.v1.core.kv_cache_manager",
+                "KVCacheManager",
+                ("attribute coordinator empty_kv_cache_blocks",),
+            ),
+            Names(
+                "vllm.v1.core.kv_cache_coordinator",
+                "KVCacheCoordinator",
+                (
+                    "method get_num_blocks_to_allocate(request_id, num_tokens, "
+                    "new_computed_blocks, num_encoder_tokens, total_computed_tokens, "
+                    "num_local_computed_tokens, num_tokens_main_model, apply_admission_cap, "
+                    "prefill_end)",
+                ),
+            ),
+            Names(_QUEUE, "SchedulingPolicy", ("attribute PRIORITY",)),
+            Names(_REQUEST, "Request", ("attribute priority resumable",)),
+        ),
+    ),
+    Seam(
         "sessions",
         "a resumable request that stops is kept, with what is in flight for it rolled back; it "
         "goes on with new input, or with the next chunk of a generation stage",

@@ -127,7 +127,31 @@ WORKER_SEAMS: tuple[Seam, ...] = (
             Names(
                 "vllm.model_executor.model_loader.default_loader",
                 "DefaultModelLoader",
-                ("method load_weights(model, model_config)",),
+                (
+                    "method load_weights(model, model_config)",
+                    "method get_all_weights(model_config, model)",
+                ),
+            ),
+        ),
+    ),
+    Seam(
+        "weights that are loaded again",
+        "an attempt that fails is undone: upstream leaves a layer's tensors aside, and counts what "
+        "came of it in the next attempt",
+        "a stage that cannot reload its weights ends",
+        (
+            Names(
+                "vllm.model_executor.model_loader.reload.layerwise",
+                "",
+                (
+                    "function get_layerwise_info(layer)",
+                    "function finalize_layerwise_reload(args, kwargs)",
+                ),
+            ),
+            Names(
+                "vllm.model_executor.model_loader.reload.types",
+                "LayerReloadingInfo",
+                ("method can_load()", "field load_numel loaded_weights"),
             ),
         ),
     ),

@@ -14,7 +14,7 @@ several engines of one process may use it, if all of them are given it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -106,6 +106,15 @@ class StageCacheConnector(KVConnectorBase_V1, SupportsHMA):
     def forget(self, uid: str) -> None:
         """The request is over; unknown ones are ignored."""
         self._expected.pop(uid, None)
+
+    def check_integrity(self, uids: Container[str]) -> None:
+        """Raise AssertionError if a cache is expected for a request that is not among `uids`, or a
+        step has left loads behind.
+        """
+        if any(uid not in uids for uid in self._expected):
+            raise AssertionError("a cache is expected for a request that is gone")
+        if self._loads:
+            raise AssertionError("caches are to be loaded for a step that is over")
 
     # --- scheduler half -----------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from antiphon.connector.base import Connector
 from antiphon.core.tickets import Fetch
-from antiphon.errors import AntiphonError, ConnectorError, PayloadError
+from antiphon.errors import AntiphonError, ConnectorError, PayloadError, without_frames
 from antiphon.payload import wire
 from antiphon.payload.ref import Ref
 from antiphon.payload.types import Payload
@@ -33,7 +33,7 @@ class Chunks:
             if self._wanted[ref.key] > 1:
                 self._shared[ref.key] = made
         if isinstance(made, AntiphonError):
-            raise made
+            raise type(made)(str(made))  # each request one of its own
         return made
 
     def skip(self, ref: Ref) -> None:
@@ -48,4 +48,4 @@ class Chunks:
         try:
             return wire.decode(self._connector.take(key), limits=limits, expect=ref.fields)
         except (ConnectorError, PayloadError) as error:
-            return error
+            return without_frames(error)

@@ -22,7 +22,7 @@ class ARWorker(StageWorkerMixin, CPUWorker):
             # A process has to ask the kernel for AMX. oneDNN does before its first product; vLLM's
             # attention in bfloat16 does not, and a stage whose attention comes first is killed.
             torch.cpu._init_amx()
-        super().init_device()  # type: ignore[no-untyped-call]
+        super().init_device()
         self.model_runner = CpuStageRunner(self.vllm_config, torch.device("cpu"))
 
 

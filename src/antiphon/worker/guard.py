@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ParamSpec
 
-from antiphon.errors import AdapterError, AntiphonError
+from antiphon.errors import AdapterError, AntiphonError, without_frames
 
 P = ParamSpec("P")
 
@@ -15,7 +15,7 @@ def raised(call: Callable[P, None], *args: P.args, **kw: P.kwargs) -> AntiphonEr
     try:
         call(*args, **kw)
     except AntiphonError as error:
-        return error
+        return without_frames(error)
     except Exception as error:  # noqa: BLE001  adapters are foreign code
         return AdapterError(f"an adapter raised {type(error).__name__}: {error}")
     return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import numpy as np
@@ -50,6 +50,14 @@ class GivenCaches:
     def drop(self, uid: str) -> None:
         """Forget a request; unknown ones are ignored."""
         self._ready.pop(uid, None)
+
+    def check_integrity(self, uids: Container[str]) -> None:
+        """Raise AssertionError if a cache is kept for a request that is not among `uids`, or is not
+        the request's any more.
+        """
+        for uid, (cache, _) in self._ready.items():
+            if uid not in uids or self._cache_of(uid) is not cache:
+                raise AssertionError("a cache is kept on the device for a request that is gone")
 
     def _moved(self, uid: str, cache: KvSnapshot) -> list[KeysValues]:
         if (ready := self._ready.get(uid)) is None:

@@ -16,7 +16,13 @@ from antiphon.connector.base import Buffer, Connector
 from antiphon.core.options import OutEdge
 from antiphon.core.retry import RetryPolicy
 from antiphon.core.tickets import KvAck, KvShip, StageNews
-from antiphon.errors import AdapterError, AntiphonError, ConnectorError, KVTransferError
+from antiphon.errors import (
+    AdapterError,
+    AntiphonError,
+    ConnectorError,
+    KVTransferError,
+    without_frames,
+)
 from antiphon.payload import wire
 from antiphon.payload.ref import Ref
 from antiphon.payload.types import Payload
@@ -61,7 +67,7 @@ class KvSender:
         try:
             return caches.extract(ids, ship.length, ship.token_ids, ship.salt, blocks=blocks)
         except KVTransferError as error:
-            return error
+            return without_frames(error)
 
     def ship(
         self, ship: KvShip, copy: KvCopy | AntiphonError, outlet: Outlet | None, news: StageNews

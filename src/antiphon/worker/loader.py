@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Generator
 
+import torch
 from torch import nn
 from vllm.config import ModelConfig
 from vllm.config.load import LoadConfig
@@ -16,6 +18,7 @@ from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
 from antiphon.core.options import WHOLE_WEIGHTS
 from antiphon.errors import ModelUnavailableError
+from antiphon.worker.reload import as_at_first
 from antiphon.worker.whole_weights import every_weight
 
 
@@ -39,6 +42,12 @@ class WholeLoader(DefaultModelLoader):
                 super().load_weights(model, model_config)
         except ModelUnavailableError as error:
             raise ModelUnavailableError(f"{model_config.model}: {error}") from error
+
+    def get_all_weights(
+        self, model_config: ModelConfig, model: nn.Module
+    ) -> Generator[tuple[str, torch.Tensor], None, None]:
+        """Read at the start, and again after a sleep that has dropped them: the same then."""
+        yield from as_at_first(model, super().get_all_weights(model_config, model))
 
 
 @functools.cache  # upstream warns of a second time

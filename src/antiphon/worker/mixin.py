@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import multiprocessing
+from contextlib import ExitStack
+
 from vllm.v1.worker.gpu_worker import Worker
 
+from antiphon.core.parent import die_with_parent
+from antiphon.worker.reload import reload_whole
 from antiphon.worker.runner import StageRunnerMixin
 
 
 class StageWorkerMixin(Worker):
     """Called on every rank through vLLM's collective RPC; each answer is one rank's."""
+
+    def init_device(self) -> None:
+        """Upstream's own, in a process that ends with the stage's.
+
+        Upstream tells workers by a pipe that their engine is gone; one that is stopped hears
+        nothing.
+        """
+        alone = self.parallel_config.world_size == 1
+        if not alone and multiprocessing.parent_process() is not None:
+            die_with_parent()
+        super().init_device()
 
     @property
     def stage_runner(self) -> StageRunnerMixin:
@@ -27,10 +43,18 @@ class StageWorkerMixin(Worker):
         return max(0, ops.free_bytes() - before)
 
     def stage_wake(self, tags: list[str], reload: bool) -> None:
-        """Undo `stage_sleep`; with `reload` the weights were dropped and are read again."""
+        """Undo `stage_sleep`; with `reload` the weights were dropped and are read again.
+
+        Raises ModelUnavailableError if they cannot be read. Then all that was taken is given back,
+        and it may be tried again.
+        """
         self.wake_up(tags)
         if reload and self.stage_runner.device_ops.frees_memory:
-            self.reload_weights()
+            with ExitStack() as stack:
+                stack.callback(self.sleep, 2)
+                config = self.vllm_config.model_config
+                reload_whole(self.model_runner.get_model(), config, self.reload_weights)
+                stack.pop_all()
 
     def stage_row_edges(self) -> list[str]:
         """The outgoing edges whose adapters want tensors of the requests' positions."""

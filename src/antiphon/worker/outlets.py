@@ -16,7 +16,7 @@ import msgspec
 from antiphon.connector.base import Buffer, Connector
 from antiphon.core.retry import RetryPolicy
 from antiphon.core.tickets import StageNews
-from antiphon.errors import ConnectorError
+from antiphon.errors import ConnectorError, without_frames
 from antiphon.payload import wire
 from antiphon.payload.adapters import OutputAdapter, OutputNeeds
 from antiphon.payload.ref import Ref
@@ -92,13 +92,17 @@ class Sender:
                 self._flush(outlet, news)
             except ConnectorError as error:
                 del self._waiting[key]
-                lost.setdefault(outlet.uid, error)
+                lost.setdefault(outlet.uid, without_frames(error))
         return lost
 
     def drop(self, uid: str) -> None:
         """The request's chunks are not wanted any more."""
         for key in [key for key in self._waiting if key[0] == uid]:
             del self._waiting[key]
+
+    def __contains__(self, outlet: Outlet) -> bool:
+        """Whether chunks of this outlet wait for a retry."""
+        return self._waiting.get((outlet.uid, outlet.edge, outlet.epoch)) is outlet
 
     @property
     def num_unsent(self) -> int:

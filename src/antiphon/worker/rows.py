@@ -82,6 +82,11 @@ class RowLog:
             raise AssertionError(f"rows of position {self._next} are missing")
         return released
 
+    def check_integrity(self) -> None:
+        """Raise AssertionError if rows are kept that every adapter has seen."""
+        if any(rows.end <= self._next or rows.count < 1 for rows in self._pending):
+            raise AssertionError("rows are kept that nobody needs any more")
+
     def _newest(self) -> tuple[PendingRows, int] | None:
         """The step that computed the next position last, and up to where its rows are the last."""
         stop = None

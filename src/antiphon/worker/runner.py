@@ -124,7 +124,11 @@ class StageRunnerMixin(CacheRunnerMixin):
         frames.add(uid, sampling)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if frames are kept for other requests than upstream knows."""
+        """Raise AssertionError if frames or caches are kept for other requests than upstream
+        knows.
+        """
+        if self._given is not None:
+            self._given.check_integrity(self.requests)
         if self._frames is None:
             return
         self._frames.check_integrity()

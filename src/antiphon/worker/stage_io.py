@@ -178,10 +178,18 @@ class StageIO:
             self._sender.check_integrity()
             self._kv.check_integrity()
             for (uid, _), producer in self._producers.items():
-                if not (producer.outlets or producer.failed):
-                    raise AssertionError(f"request {uid} is kept without an edge")
+                self._check(uid, producer)
             if not (self._orders or self._logs.keys() <= {uid for uid, _ in self._producers}):
                 raise AssertionError("rows are collected for a request that has ended")
+
+    def _check(self, uid: str, producer: Producer) -> None:
+        if not (producer.outlets or producer.failed):
+            raise AssertionError(f"request {uid} is kept without an edge")
+        if producer.rows is not None:
+            producer.rows.check_integrity()
+        for outlet in producer.outlets:
+            if outlet.unsent and not producer.failed and outlet not in self._sender:
+                raise AssertionError(f"a chunk of {uid} is not stored, and nobody tries again")
 
     @property
     def connector(self) -> Connector:
