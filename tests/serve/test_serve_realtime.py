@@ -249,7 +249,7 @@ async def test_a_header_that_makes_no_sense_and_a_deadline(fake_server: FakeServ
             pass
     assert refused.value.response.status_code == 400
     with FakeServer(answers={}) as server:
-        async with calling(server.url, **{"x-deadline-s": "0.2"}) as caller:
+        async with calling(server.url, **{"x-deadline-s": "1.5"}) as caller:
             await caller.say("hello")
             await caller.connection.response.create()
             await Hands(server).acknowledge()

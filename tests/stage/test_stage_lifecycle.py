@@ -218,10 +218,10 @@ def test_no_wait_runs_out_while_the_stage_sleeps(listener: Driven) -> None:
     """What would end the wait is held meanwhile, so its time stands still."""
     listener.clear()
     listener.submit("gated", waits_for="ids", wait_timeout_s=50.0)
-    assert listener.host.next_due() is not None
+    assert listener.host.scheduler.next_due() is not None
     listener.host.handle(Sleep(1, 1))
-    assert listener.host.next_due() is None
+    assert listener.host.scheduler.next_due() is None
     listener.host.handle(Wake(None, 2))
-    assert listener.host.next_due() is not None
+    assert listener.host.scheduler.next_due() is not None
     listener.abort("gated")
     listener.assert_empty()

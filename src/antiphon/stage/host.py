@@ -12,12 +12,12 @@ from vllm.v1.engine import EngineCoreOutput
 
 from antiphon.errors import (
     AntiphonError,
-    ErrorInfo,
     StageDiedError,
     StageStepError,
 )
 from antiphon.stage.admission import Admission
 from antiphon.stage.engine import StageEngine
+from antiphon.stage.figures import Figures
 from antiphon.stage.idle_check import IdleCheck
 from antiphon.stage.messages import (
     Abort,
@@ -27,11 +27,9 @@ from antiphon.stage.messages import (
     Discard,
     Event,
     Inspect,
-    Inspection,
     Interrupt,
     Interrupted,
     Measure,
-    Measured,
     Output,
     Ready,
     Sleep,
@@ -44,7 +42,7 @@ from antiphon.stage.messages import (
     Used,
     Wake,
 )
-from antiphon.stage.report import Frames, report
+from antiphon.stage.report import Frames, named, report
 from antiphon.stage.slumber import Held, Slumber
 from antiphon.stage.spec import StageSpec
 
@@ -61,7 +59,6 @@ class StageHost:
         self._send = send
         self._aborts: list[Abort] = []
         self._questions: list[Inspect] = []  # wait for the next step
-        self._steps = 0
         self.stopped = False
         send(Starting("loading the model"), [])
         self._engine = StageEngine(spec)
@@ -70,6 +67,7 @@ class StageHost:
         self._slumber = Slumber(self._engine, lambda event: send(event, []), self._start)
         strict = spec.check_every_step
         self._idle_check = IdleCheck(spec.name, self.check_integrity, strict=strict)
+        self._figures = Figures(self._engine, self._slumber, self._idle_check)
         config = self._engine.config
         send(
             Ready(
@@ -119,7 +117,7 @@ class StageHost:
                 self._questions.append(command)
                 self._answer()
             case Measure():
-                self._send(self._measure(command), [])
+                self._send(self._figures.measured(command.token), [])
             case Stop():
                 self.stop()
 
@@ -148,7 +146,7 @@ class StageHost:
             self._engine.forget_audio()
             outputs = self.scheduler.take_endings()
             self._engine.note_endings(outputs)
-        self._steps += 1
+        self._figures.steps += 1
         self._report(outputs)
         if self._aborts:
             self._acknowledge_aborts()
@@ -200,7 +198,8 @@ class StageHost:
         try:
             self._admission.admit(submit)
         except AntiphonError as error:
-            failed = Output(submit.uid, finish="error", error=error.to_wire())
+            info = named(self.spec.name, error.to_wire())
+            failed = Output(submit.uid, finish="error", error=info)
             self._send(Step([failed], []), [])
 
     def _update(self, update: Update) -> None:
@@ -212,7 +211,8 @@ class StageHost:
             if update.uid in self.scheduler.requests:
                 self.scheduler.fail_requests([update.uid], error)
             else:
-                failed = Output(update.uid, finish="error", error=error.to_wire())
+                info = named(self.spec.name, error.to_wire())
+                failed = Output(update.uid, finish="error", error=info)
                 self._send(Step([failed], []), [])
 
     def _interrupt(self, command: Interrupt) -> None:
@@ -251,7 +251,7 @@ class StageHost:
         self._aborts = waiting
 
     def _report(self, engine_outputs: list[EngineCoreOutput]) -> None:
-        step, frames = report(self.scheduler.coordinator, engine_outputs)
+        step, frames = report(self.spec.name, self.scheduler.coordinator, engine_outputs)
         if step.outputs or step.refs or step.used:
             self._send(step, frames)
 
@@ -273,42 +273,7 @@ class StageHost:
             return
         questions, self._questions = self._questions, []
         for question in questions:
-            self._send(self._inspect(question), [])
-
-    def _inspect(self, command: Inspect) -> Inspection:
-        error = None
-        held = {"requests": 0, "io": 0, "connector_entries": 0}
-        try:
-            held = self.check_integrity()
-        except AssertionError as failure:
-            error = ErrorInfo("integrity", str(failure))
-        return Inspection(
-            token=command.token,
-            requests=len(self.scheduler.requests),
-            gated=len(self.scheduler.coordinator.gate),
-            free_blocks=self._engine.num_free_blocks,
-            total_blocks=self._engine.num_blocks,
-            worker_requests=held["requests"] + held["io"],
-            connector_entries=held["connector_entries"],
-            steps=self._steps,
-            error=error,
-            integrity_failures=self._idle_check.failures,
-            edges=self.scheduler.coordinator.outflow.statistics(),
-            gate=self.scheduler.coordinator.gate.statistics(),
-            handoffs=self.scheduler.handoffs.statistics(),
-        )
-
-    def _measure(self, command: Measure) -> Measured:
-        coordinator = self.scheduler.coordinator
-        return Measured(
-            token=command.token,
-            steps=self._steps,
-            integrity_failures=self._idle_check.failures,
-            gate=coordinator.gate.statistics(),
-            edges=coordinator.outflow.statistics(),
-            handoffs=self.scheduler.handoffs.statistics(),
-            engine=self._engine.families(self._slumber.level),
-        )
+            self._send(self._figures.inspection(question.token, self.check_integrity), [])
 
 
 def _vllm_version() -> str:
