@@ -30,7 +30,7 @@ def test_help_shows_examples_and_commands(antiphon: Antiphon) -> None:
     done = antiphon("--help")
     assert done.returncode == 0
     assert 'antiphon chat "Why is the sky blue?"' in done.stdout
-    for name in ("chat", "say", "pipelines", "check", "bench"):
+    for name in ("chat", "say", "pipelines", "check", "faults", "bench"):
         assert f"\n    {name} " in done.stdout
 
 
@@ -119,6 +119,7 @@ def test_wrong_model_on_the_command_line(antiphon: Antiphon, model: str, message
         ["say", "hi"],
         ["bench", "stream", "--help"],
         ["bench", "worker", "--help"],
+        ["faults"],
         ["bench", "stream", "--pipeline", "sample"],
     ],
 )

@@ -19,6 +19,7 @@ from antiphon.stage.messages import Event, Ping, Ready
 from antiphon.stage.spec import StageSpec
 from antiphon.testing.clock import ManualClock
 from antiphon.testing.fake_stage import FakeStage
+from antiphon.testing.fault_table import Fault
 from routing import settle
 
 READY = Ready(max_model_len=8, num_blocks=1, block_size=8, vllm_version="")
@@ -184,7 +185,8 @@ async def test_who_comes_to_itself_in_time_is_let_be() -> None:
         assert (heard.word(B), heard.gone) == ("ready", [])
 
 
-async def test_a_watcher_that_was_stopped_blames_nobody() -> None:
+@pytest.mark.fault("monotonic-clock-jumps")
+async def test_a_watcher_that_was_stopped_blames_nobody(fault: Fault) -> None:
     """The clock goes on by an hour in which nothing could be asked."""
     async with Heard(Supervision(silence_s=20)) as heard:
         heard.made[0].frozen = True
@@ -194,13 +196,14 @@ async def test_a_watcher_that_was_stopped_blames_nobody() -> None:
         heard.made[0].send(Ping())
         await heard.after(10)
         assert heard.gone == []
+        assert (fault.error, fault.restarted) == (None, None)
 
 
 async def test_a_restart_on_purpose() -> None:
     async with Heard() as heard:
         restart = asyncio.create_task(heard.stages.restart(B))
         await heard.third.wait()
-        assert heard.gone == [(B, "it is started again", 0.0)]
+        assert heard.gone == [(B, "stage 'talker/1' is started again", 0.0)]
         assert not restart.done()
         heard.made[2].emit(READY)
         await restart

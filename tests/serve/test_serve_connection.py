@@ -18,6 +18,7 @@ import websockets.sync.client
 
 from antiphon.serve import connection
 from antiphon.testing.fake_stage import Answer
+from antiphon.testing.fault_table import Fault
 from fake_server import ANSWERS, FakeServer
 
 CALL = {"model": "fake", "messages": [{"role": "user", "content": "hi"}]}
@@ -175,18 +176,22 @@ def test_what_is_no_handshake_is_refused(head: bytes, fake_server: FakeServer) -
 # --- ends that last -----------------------------------------------------------------------------
 
 
-def test_who_reads_nothing_loses_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.fault("client-never-reads")
+def test_who_reads_nothing_loses_the_connection(
+    monkeypatch: pytest.MonkeyPatch, fault: Fault
+) -> None:
     monkeypatch.setattr(connection, "CLOSE_TIMEOUT_S", 1.0)
     with FakeServer(answers=LONG, settings={"write_timeout_s": 0.3}) as server:
         with opened(server) as raw:
             sent(raw, SPOKEN | {"stream": True})
             server.wait_for(lambda: server.stages["code2wav"].commands)
-            server.wait_for(lambda: server.service.open_calls == 0)
+            server.wait_for(lambda: server.service.open_calls == 0, fault.within_s or 0)
             wait_for_sockets(server, 0)
         server.check_clean()
 
 
-def test_a_websocket_that_reads_nothing_too(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.fault("client-never-reads")
+def test_a_websocket_that_reads_nothing_too(monkeypatch: pytest.MonkeyPatch, fault: Fault) -> None:
     monkeypatch.setattr(connection, "CLOSE_TIMEOUT_S", 1.0)
     item = {
         "type": "message",
@@ -200,7 +205,7 @@ def test_a_websocket_that_reads_nothing_too(monkeypatch: pytest.MonkeyPatch) -> 
             talk.send(json.dumps({"type": "conversation.item.create", "item": item}))
             talk.send(json.dumps({"type": "response.create"}))
             server.wait_for(lambda: server.stages["code2wav"].commands)
-            server.wait_for(lambda: server.service.open_calls == 0)
+            server.wait_for(lambda: server.service.open_calls == 0, fault.within_s or 0)
             wait_for_sockets(server, 0)
             talk.socket.close()
         server.check_clean()

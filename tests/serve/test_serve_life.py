@@ -9,12 +9,14 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import httpx2
 import pytest
 
 from antiphon.cli.main import main
+from antiphon.testing.fault_table import Fault
 from source import ROOT
 
 CALL = {"model": "fake", "stream": True, "messages": [{"role": "user", "content": "hi"}]}
@@ -68,10 +70,13 @@ def running(drain_timeout_s: float = 10) -> Iterator[Process]:
         process.end()
 
 
-def test_sigterm_with_nothing_open() -> None:
+@pytest.mark.fault("server-sigterm-idle")
+def test_sigterm_with_nothing_open(fault: Fault) -> None:
     with running() as server:
+        began_s = time.monotonic()
         server.signal()
         assert server.end() == 0
+        assert time.monotonic() - began_s < (fault.within_s or 0)
 
 
 def test_open_calls_end_before_the_server_does() -> None:

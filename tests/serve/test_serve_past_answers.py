@@ -28,3 +28,4 @@ def test_the_oldest_go_first() -> None:
     past.keep("long", "x" * (KEEP_CHARS - 100))
     assert past.transcript("long") is not None
     assert past.transcript(ids[-10]) is None
+    past.check_integrity()

@@ -145,6 +145,12 @@ class FakeServer:
         return self
 
     def __exit__(self, *_: object) -> None:
+        try:
+            self.on_loop(self.check_integrity)
+        finally:
+            self._end()
+
+    def _end(self) -> None:
         self.on_loop(self._stop.set)
         self._running.result(20)
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -191,12 +197,23 @@ class FakeServer:
             threading.Event().wait(0.005)
         return found
 
+    def check_integrity(self) -> None:
+        """Raise AssertionError if any table of pipeline, stages or server disagrees."""
+        # Not `inspect`, which asks stages that a test may have ended.
+        self.omni._router.check_integrity()
+        for stage in self.stages.values():
+            stage.check_integrity()
+        self.service.timelines.check_integrity()
+        self.service.metrics.check_integrity()
+        self.service.bodies.check_integrity(self.service.open_calls)
+
     def check_clean(self) -> None:
         """Nothing is left of any call: no request, no stage's unit, no payload."""
         self.wait_for(lambda: self.omni.num_running == 0 and self.service.open_calls == 0)
         for stage in self.stages.values():
             self.wait_for(lambda stage=stage: not stage.live)  # type: ignore[misc]
         assert not next(iter(self.stages.values())).keys
+        self.wait_for(lambda: not len(self.service.metrics))
 
 
 READY = Ready(max_model_len=1024, num_blocks=10, block_size=16, vllm_version="none")

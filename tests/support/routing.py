@@ -12,6 +12,7 @@ import numpy as np
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
+import checked
 from antiphon.errors import AntiphonError
 from antiphon.orchestrator.api import (
     AudioChunk,
@@ -89,6 +90,7 @@ class Routing:
             for name in topology.stage_names
         }
         self.router.attach({Replica(name): stage for name, stage in self.stages.items()})
+        checked.checked(self)
 
     def _on_event(self, stage: str, event: Event, frames: Frames) -> None:
         self.router.on_event(Replica(stage), event, frames)
@@ -142,11 +144,17 @@ class Routing:
             while (stage.pending_interrupts or stage.pending_aborts) and not stage.gone:
                 stage.acknowledge()
 
+    def check_integrity(self) -> None:
+        """Raise AssertionError if anybody's tables disagree."""
+        self.router.check_integrity()
+        for stage in self.stages.values():
+            stage.check_integrity()
+
     def assert_empty(self) -> None:
         """Nothing is alive anywhere, no payload is left (I2), and every producer knows it."""
         for stage in self.stages.values():
             stage.report()
-        self.router.check_integrity()
+        self.check_integrity()
         assert self.router.chunks_under_way == 0
         assert all(stage.gone or not stage.store.outstanding for stage in self.stages.values())
         assert len(self.router) == 0

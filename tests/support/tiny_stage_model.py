@@ -16,6 +16,8 @@ ARCH = "TinyStageLlama"
 POISON = 113  # a token whose presence in a step makes the forward raise
 CROOKED = 114  # a token that makes a side output one row too short
 EARLY = 116  # a token with which it raises before anything has been computed
+HUNGRY = 117  # a token for which the device has no memory
+STARVED = 118  # a token for which the process has none
 FRAIL = 115  # a token that makes a side output no tensor at all: noticed when the step is sampled
 
 
@@ -35,6 +37,10 @@ class TinyStageLlama(LlamaForCausalLM):
             return hidden  # upstream's own trial runs
         if bool((input_ids == POISON).any()):
             raise RuntimeError("the model fell over")
+        if bool((input_ids == HUNGRY).any()):
+            raise torch.OutOfMemoryError("tried to allocate 1 TiB")
+        if bool((input_ids == STARVED).any()):
+            raise MemoryError
         starts = next(iter(metadata.values())).query_start_loc
         lengths = (starts[1:] - starts[:-1]).to(torch.int64)  # [num_requests]
         double = 2 * hidden
@@ -51,5 +57,5 @@ class TinyStageLlama(LlamaForCausalLM):
     def compute_logits(self, hidden_states: torch.Tensor) -> Any:
         """The tokens that do harm are never sampled."""
         logits = super().compute_logits(hidden_states)
-        logits[:, [POISON, CROOKED, FRAIL, EARLY]] = float("-inf")
+        logits[:, [POISON, CROOKED, FRAIL, EARLY, HUNGRY, STARVED]] = float("-inf")
         return logits

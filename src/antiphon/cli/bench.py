@@ -1,4 +1,4 @@
-"""`antiphon bench WHAT`: measure Antiphon's own cost, what streaming gains, and a server."""
+"""`antiphon bench WHAT`: measure Antiphon's own cost, what streaming gains, a server, faults."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from antiphon.cli import bench_model, bench_serve, bench_serve_vllm, bench_stream
+from antiphon.cli import bench_model, bench_serve, bench_serve_vllm, bench_soak, bench_stream
 from antiphon.cli.arguments import Formatter, add_verbose, whole_numbers
 
 _EXAMPLES = """examples:
@@ -17,6 +17,7 @@ _EXAMPLES = """examples:
   antiphon bench model qwen3-omni-tiny
   antiphon bench stream --concurrency 1,4 --rounds 5 --json stream.json
   antiphon bench serve --max-concurrency 8
+  antiphon bench soak --minutes 15
 """
 
 
@@ -24,9 +25,9 @@ def add_parser(commands: Any) -> None:
     """Add the command to argparse's sub-commands."""
     parser = commands.add_parser(
         "bench",
-        help="measure what Antiphon costs, what streaming gains, and a server under load",
+        help="measure what Antiphon costs, what streaming gains, a server under load, faults",
         description="Measure on this machine what Antiphon costs over plain vLLM, and what stream"
-        " edges gain; or put load on a server.",
+        " edges gain; put load on a server; or faults into a pipeline that serves.",
         epilog=_EXAMPLES,
         formatter_class=Formatter,
     )
@@ -39,6 +40,7 @@ def add_parser(commands: Any) -> None:
         _add_stream,
         _add_serve,
         _add_serve_vllm,
+        _add_soak,
     ):
         add(benches)
 
@@ -136,6 +138,21 @@ def _add_serve_vllm(benches: Any) -> None:
         " minutes.",
     )
     bench_serve_vllm.add_options(compared)
+
+
+def _add_soak(benches: Any) -> None:
+    soak = _add(
+        benches,
+        "soak",
+        bench_soak.run,
+        "random callers and random faults on one pipeline, for minutes",
+        "Start a pipeline, put callers on it, and every few seconds a fault into it; then say\n"
+        "whether every call ended in time, whether one failed without a reason, whether what was\n"
+        "killed serves again, and what is left. The exit code is 1 if a check fails. Ctrl-C ends"
+        " it\nearly, with a report so far.",
+    )
+    soak.epilog = bench_soak.EXAMPLES
+    bench_soak.add_options(soak)
 
 
 def _add(

@@ -222,8 +222,8 @@ class Administration:
         self._notify(f"stage {replica} serves again")
         if self._to_sleep and self._stages is not None:
             client = self._stages.clients[replica]
-            self._questions.tell({replica: client}, lambda token: Sleep(self._sleep_level, token))
-            self._sleeps(replica)
+            level = self._sleep_level
+            self._questions.tell(replica, client, lambda token: Sleep(level, token), self._sleeps)
 
     def _serving(self) -> StageSet:
         if self._stages is None or not self._ready:

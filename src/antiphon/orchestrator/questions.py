@@ -46,11 +46,14 @@ class Questions:
         return {replica: future.result() for replica, future in futures.items()}
 
     def tell(
-        self, clients: Mapping[Replica, StageClient], command: Callable[[int], Command]
+        self, replica: Replica, client: StageClient, command: Callable[[int], Command], done: Done
     ) -> None:
-        """Send each replica a command whose answer nobody waits for."""
-        for client in clients.values():
-            client.send(command(next(self._tokens)))
+        """Send a replica a command whose answer nobody waits for; `done` as with `ask`."""
+        token = next(self._tokens)
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        future.add_done_callback(lambda told: told.cancelled() or told.exception())
+        self._open[token] = (replica, future, done)
+        client.send(command(token))
 
     async def measure(
         self, clients: Mapping[Replica, StageClient], timeout_s: float

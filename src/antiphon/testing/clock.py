@@ -45,6 +45,11 @@ class ManualClock:
         """Calls that have been neither made nor cancelled."""
         return sum(timer.call is not None for timer in self._timers)
 
+    @property
+    def next_due(self) -> float | None:
+        """When the next call is made; None if none is ordered."""
+        return min((timer.due for timer in self._timers if timer.call is not None), default=None)
+
     def later(self, seconds: float, call: Callable[[], None]) -> ManualTimer:
         """Order a call in `seconds`."""
         timer = ManualTimer(self._now + seconds, call)

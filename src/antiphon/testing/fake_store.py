@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, MutableSet
 
 from antiphon.core.chunks import MAX_AHEAD
 from antiphon.payload.ref import Ref
@@ -12,7 +12,7 @@ from antiphon.stage.messages import Discard, Used
 class FakeStore:
     """`keys` are the payloads that the run's connector holds."""
 
-    def __init__(self, stage: str, keys: set[str]) -> None:
+    def __init__(self, stage: str, keys: MutableSet[str]) -> None:
         self.outstanding: set[str] = set()  # stored, and neither used up nor discarded
         self._stage = stage
         self._keys = keys
@@ -45,7 +45,8 @@ class FakeStore:
                 raise AssertionError(f"stage '{self._stage}' was told twice of {key}")
             self.outstanding.remove(key)
         if isinstance(command, Discard):
-            self._keys.difference_update(command.keys)
+            for key in command.keys:
+                self._keys.discard(key)
 
     def delivered(self, uid: str, ref: Ref, epoch: int | None) -> None:
         """A chunk for a request in this epoch; None: the request is not there, nobody takes it."""
@@ -83,6 +84,13 @@ class FakeStore:
         self.take(uid)
         self._seen.pop(uid, None)
         self._ends.pop(uid, None)
+
+    def end(self) -> None:
+        """The stage's process has ended: what it was given stays where it was stored."""
+        self._given.clear()
+        self._seen.clear()
+        self._ends.clear()
+        self._used.clear()
 
     def check_integrity(self, uids: Container[str]) -> None:
         """Raise AssertionError if something is kept for a request that is not among `uids`."""
