@@ -10,7 +10,7 @@ QUESTION ?= What is the capital of France?
 OUT ?= reply.wav
 TESTS ?=
 # All tests at once: as many folders at a time as there are cores. A part of them: one after the other.
-WORKERS = $(if $(TESTS),,-n auto --dist loadgroup)
+WORKERS = $(if $(TESTS),,-n auto --dist loadscope)
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,6 +37,7 @@ docs: setup  ## write the generated parts of docs/ again
 	@$(BIN)/python -m antiphon.upstream.docs docs/upstream-symbols.md
 	@$(BIN)/python -m antiphon.pipeline.docs docs/deployment.md
 	@$(BIN)/python -m antiphon.observe.docs docs/metrics.md
+	@$(BIN)/python -m antiphon.testing.fault_docs docs/faults.md
 	@$(BIN)/python tests/support/field_case_page.py docs/field-cases.md
 
 clean:  ## remove caches and build output

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,13 +27,16 @@ def whole_afterwards() -> Iterator[None]:
     checked.check()
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With several workers (pytest-xdist) a folder is one worker's: its engines live there."""
-    tests = Path(__file__).parent
-    for item in items:
-        folder = item.path.relative_to(tests).parts[0]
-        item.add_marker(pytest.mark.xdist_group(folder))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With several workers a folder is one worker's: its engines live there."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFolder(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return nodeid.split("/")[1]  # tests/FOLDER/...
+
+    return ByFolder(config, log)
 
 
 @pytest.fixture

@@ -7,34 +7,23 @@ from typing import Any
 
 import hypothesis.strategies as st
 from hypothesis.stateful import initialize, precondition, rule
+from pipeline_deaths import DyingPipeline
 
 from antiphon.errors import (
     AntiphonError,
-    DeadlineExceededError,
     PayloadError,
-    StageStartError,
 )
-from antiphon.orchestrator.api import Finished, OmniRequest
-from antiphon.orchestrator.replica import Replica
-from pipeline_checks import CheckedPipeline
-from pipeline_model import Caller, Request, Talk, sample, word
+from pipeline_acts import MODALITIES, PATHS
+from pipeline_model import Talk
 from pipeline_world import Question
-from supervised import EDGES, Process
 
-PATHS = {
-    "text": ("thinker",),
-    "audio": ("thinker", "talker", "code2wav"),
-    "both": ("thinker", "talker", "code2wav"),
-    "speech": ("talker", "code2wav"),
-}
 KINDS = st.sampled_from(sorted(PATHS))
 STOPS = st.sampled_from([(), (), ("one one", "two two", "three three")])
 DEADLINES = st.sampled_from([None, None, 0.25, 6.0])
 RARELY = st.sampled_from([False, False, False, True])
-MODALITIES = {"text": ("text",), "both": ("text", "audio"), "audio": ("audio",), "speech": None}
 
 
-class PipelineMachine(CheckedPipeline):
+class PipelineMachine(DyingPipeline):
     """Rules that find nothing to do do nothing."""
 
     @initialize(
@@ -55,32 +44,10 @@ class PipelineMachine(CheckedPipeline):
         twin: bool,
         data: st.DataObject,
     ) -> None:
-        number = next(self.numbers)
-        label = f"caller {number}"
+        label = None
         if twin and self.callers:
             label = data.draw(st.sampled_from(self.callers)).label
-        stops = stops if kind == "text" else ()
-        caller = Request(number, PATHS[kind], label, stops=stops)
-        if deadline_s is not None:
-            caller.expect(DeadlineExceededError, self.clock() + deadline_s)
-        request = OmniRequest(
-            entry="speech" if kind == "speech" else "chat",
-            text="say it",
-            modalities=MODALITIES[kind],
-            deadline_s=deadline_s,
-            stop=stops,
-            request_id=label,
-            params={"speaker": number},
-        )
-        self.enter(caller, self.read(caller, request))
-
-    async def read(self, caller: Request, request: OmniRequest) -> None:
-        try:
-            async for event in self.world.omni.stream(request):
-                caller.take(event)
-        except AntiphonError as error:
-            assert caller.outcome is None, "a second outcome"
-            caller.outcome = error
+        self.request(kind, label, deadline_s, stops if kind == "text" else ())
 
     @precondition(lambda self: self.requests)
     @rule(data=st.data())
@@ -96,10 +63,7 @@ class PipelineMachine(CheckedPipeline):
     def abort(self, data: st.DataObject) -> None:
         caller = data.draw(st.sampled_from(self.callers))
         if caller.alive:
-            caller.expect(Finished, None if isinstance(caller, Talk) else self.clock())
-            if isinstance(caller, Talk):
-                caller.closed = True
-            self.ask(self.world.omni.abort(caller.label))
+            self.end_early(caller)
 
     @precondition(lambda self: len(self.talks) < 3)
     @rule(kind=st.sampled_from(["text", "both"]))
@@ -165,8 +129,7 @@ class PipelineMachine(CheckedPipeline):
         owed = [(p, key) for p in self.processes if p.able for key in sorted(p.owed)]
         if owed:
             process, key = data.draw(st.sampled_from(owed))
-            last = end or not self.may_go_on(key[1])
-            self.loop.do(lambda: process.pay(key, end=last, empty=empty))
+            self.pay(process, key, end=end, empty=empty)
 
     @precondition(lambda self: any(p.running() for p in self.processes))
     @rule(data=st.data(), reason=st.sampled_from(["stop", "length"]))
@@ -209,39 +172,7 @@ class PipelineMachine(CheckedPipeline):
         if pending:
             self.loop.do(data.draw(st.sampled_from(pending)).acknowledge)
 
-    # --- what happens to processes ------------------------------------------------------------
-
-    @rule(data=st.data(), really=st.booleans(), busy=st.booleans())
-    def kill(self, data: st.DataObject, really: bool, busy: bool) -> None:
-        """At any moment: while it starts, computes, sleeps, hangs, or is asked something."""
-        alive = [p for p in self.processes if not p.gone and (p.live or not busy)]
-        if alive and really:
-            process = data.draw(st.sampled_from(alive))
-            why = None
-            if not process.serves:
-                why = StageStartError(f"stage '{process.name}' has no weights")
-            self.blamed = process
-            self.loop.do(lambda: process.die(why))
-
-    @precondition(lambda self: any(not p.gone and not p.serves for p in self.processes))
-    @rule(data=st.data())
-    def come_up(self, data: st.DataObject) -> None:
-        starting = [p for p in self.processes if not p.gone and not p.serves]
-        if starting:
-            self.loop.do(data.draw(st.sampled_from(starting)).come_up)
-
-    @rule(data=st.data(), really=RARELY)
-    def freeze(self, data: st.DataObject, really: bool) -> None:
-        alive = [p for p in self.processes if p.answers]
-        if alive and really:
-            data.draw(st.sampled_from(alive)).freeze()
-
-    @precondition(lambda self: any(p.frozen and not p.gone for p in self.processes))
-    @rule(data=st.data())
-    def thaw(self, data: st.DataObject) -> None:
-        frozen = [p for p in self.processes if p.frozen and not p.gone]
-        if frozen:
-            self.loop.do(data.draw(st.sampled_from(frozen)).thaw)
+    # --- what passes --------------------------------------------------------------------------
 
     @rule(seconds=st.sampled_from([0.3, 1.1, 5.0, 25.0]))
     def pass_time(self, seconds: float) -> None:
@@ -264,7 +195,7 @@ class PipelineMachine(CheckedPipeline):
 
     @rule(tags=st.sampled_from([None, None, ["kv_cache"], ["weights"]]))
     def wake(self, tags: list[str] | None) -> None:
-        self.ask(self.world.omni.wake(tags), Question.SLUMBER)
+        self.wake_up(tags)
 
     @precondition(lambda self: any(p.answers and not p.slumber.awake for p in self.processes))
     @rule(data=st.data())
@@ -303,45 +234,7 @@ class PipelineMachine(CheckedPipeline):
         if really and really_so and self.closing is None:
             self.close()
 
-    @rule(really=RARELY)
-    def rest(self, really: bool) -> None:
+    @rule(really=RARELY, awake=st.booleans())
+    def rest(self, really: bool, awake: bool) -> None:
         if really and self.closing is None:
-            self.come_to_rest()
-
-    # --- parts --------------------------------------------------------------------------------
-
-    def replica(self, data: st.DataObject) -> Replica:
-        return data.draw(st.sampled_from(self.world.replicas))
-
-    def token(self, process: Process, uid: str) -> None:
-        if process.replica.stage == "code2wav":
-            process.audio(uid, [sample(self.owners[uid].number)], finish=None)
-        else:
-            process.tokens(uid, word(self.owners[uid].number))
-
-    def end(self, process: Process, uid: str, reason: str) -> None:
-        process.note_owed()
-        if uid in process.sessions:
-            process.end_segment(uid, reason)
-            return
-        self.owners[uid].running.discard((process.replica.stage, uid))
-        process.finish(uid, reason)
-
-    def carry(self, process: Process, caller: Caller, finish_first: bool) -> None:
-        units = [uid for uid in process.running() if self.owners[uid] is caller]
-        owed = [key for key in sorted(process.owed) if self.owners[key[0]] is caller]
-
-        def finish() -> None:
-            for uid in units:
-                self.token(process, uid)
-                self.end(process, uid, "stop")
-
-        def pay() -> None:
-            for key in owed if process.able else ():
-                process.pay(key, end=True)
-
-        for act in (finish, pay) if finish_first else (pay, finish):
-            self.loop.do(act)
-
-    def may_go_on(self, edge: str) -> bool:
-        return not self.parts or edge == EDGES["thinker"]
+            self.come_to_rest(awake=awake)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import psutil
 
@@ -43,15 +43,17 @@ def health(service: Service) -> Health:
     return Health(str(body["status"]), 200 if serves else 503)
 
 
-async def health_until(service: Service, last: Health, timeout_s: float) -> list[Health]:
-    """All that it says, in order, until it says `last` once it has said something else."""
-    said = [health(service)]
+async def says(service: Service, wanted: Sequence[Health], timeout_s: float) -> None:
+    """Until it has said all of these, in this order.
+
+    Between them it may say something else: on a busy machine any stage may be silent for a while.
+    """
+    left = list(wanted)
     async with asyncio.timeout(timeout_s):
-        while len(said) == 1 or said[-1] != last:
+        while left:
+            if health(service) == left[0]:
+                left.pop(0)
             await asyncio.sleep(0.005)
-            if (now := health(service)) != said[-1]:
-                said.append(now)
-    return said
 
 
 async def wait(condition: Callable[[], object], timeout_s: float) -> None:

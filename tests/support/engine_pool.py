@@ -6,14 +6,28 @@ shut down together after the folder's last test.
 
 from __future__ import annotations
 
+import contextlib
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 _LAST_TEST_S = 300
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """While engines are made or ended: upstream collects garbage several times for each, each time
+    over all that was imported. Once at the end will do.
+    """
+    collect = gc.collect
+    gc.collect = lambda generation=2: 0
+    try:
+        yield
+    finally:
+        gc.collect = collect
 
 
 class EnginePool:
@@ -27,7 +41,8 @@ class EnginePool:
         """A stage that a test steps by hand."""
         from tiny import Driven
 
-        driven = Driven(spec)
+        with uncollected():
+            driven = Driven(spec)
         self.keep(driven.host.stop)
         return driven
 
@@ -41,8 +56,7 @@ class EnginePool:
         known = pytest.mark.filterwarnings(
             "ignore:`torch.distributed.reduce_op` is deprecated:FutureWarning"
         )
-        # The folder's last test ends its engines: upstream collects garbage several times for each.
-        # A test's own limit comes first.
+        # The folder's last test ends its engines. A test's own limit comes first.
         patient = pytest.mark.timeout(_LAST_TEST_S)
         for item in items:
             if self._folder in item.path.parents:
@@ -52,7 +66,6 @@ class EnginePool:
     def after(self, nextitem: pytest.Item | None) -> None:
         """For `pytest_runtest_teardown`, as the last: a test's own fixtures may use an engine."""
         if nextitem is None or self._folder not in nextitem.path.parents:
-            gc.freeze()  # each shutdown collects garbage several times over all that was imported
-            while self._closers:
-                self._closers.pop()()
-            gc.unfreeze()
+            with uncollected():
+                while self._closers:
+                    self._closers.pop()()

@@ -17,7 +17,7 @@ from antiphon.orchestrator.live import PATIENCE_S
 from antiphon.orchestrator.replica import ReplicaState
 from antiphon.orchestrator.segments import MAX_SEGMENTS
 from pipeline_model import Post, Request, Talk
-from pipeline_world import PipelineWorld
+from pipeline_world import PipelineWorld, Question
 from supervised import (
     SUPERVISION,
     TICK_S,
@@ -41,6 +41,7 @@ class CheckedPipeline(PipelineWorld):
             process.check_integrity()
         self.check_answers()
         self.check_callers()
+        self.check_left()
         self.world.router.check_integrity()
         self.world.router.admission.check_integrity()
         if self.closing is None:
@@ -116,6 +117,22 @@ class CheckedPipeline(PipelineWorld):
                 assert talk.outcome is None, "a second error"
                 talk.outcome = error
 
+    def check_left(self) -> None:
+        """Of a request that has ended nothing is left: no unit, and no payload that nobody has."""
+        stored: set[str] = set()
+        for process in self.processes:
+            if not process.gone:
+                stored |= process.store.outstanding
+                for uid in process.live:
+                    assert not self.over(uid), f"{process} holds a unit of what has ended"
+        for key in self.world.payloads:
+            uid = key.split("/")[1]
+            assert key in stored or not self.over(uid), f"payload {key} is left"
+
+    def over(self, uid: str) -> bool:
+        live = self.owners[uid].live
+        return live is not None and live.ended.is_set()
+
     def check_processes(self) -> None:
         """Each is ended and started when it has to be; none is left over."""
         now = self.clock()
@@ -130,6 +147,8 @@ class CheckedPipeline(PipelineWorld):
             silent = not process.gone and process.serves and since is not None
             limit_s = SUPERVISION.silence_s + 3 * TICK_S
             assert not silent or now - (since or 0.0) <= limit_s, f"{replica} hangs on"
+            told = not process.serves or process.gone or process.told_to_sleep
+            assert told or not self.to_sleep, f"{replica} is not told to sleep"
         current = self.processes
         restarting = any(post.restarts for post in self.posts.values())
         for process in self.world.all:
@@ -169,12 +188,17 @@ class CheckedPipeline(PipelineWorld):
 
     # --- rest and end -------------------------------------------------------------------------
 
-    def come_to_rest(self) -> None:
-        """Everything is ended and acknowledged: nothing is left of any request (I2)."""
+    def come_to_rest(self, *, awake: bool) -> None:
+        """Everything is ended and acknowledged: nothing is left of any request (I2).
+
+        `awake`: all are, and then whoever asked anything has an answer.
+        """
         self.loop.holding = False
         self.loop.do(self.loop.work)
         for process in self.processes:
             self.loop.do(process.thaw)
+        if awake:
+            self.wake_up(None)
         self.check_callers()
         for caller in self.callers:
             caller.gone = True
@@ -186,6 +210,8 @@ class CheckedPipeline(PipelineWorld):
         self.loop.pass_time(2 * PATIENCE_S)
         self.acknowledge_all()
         self.check_answers()
+        unanswered = [kind for kind, _, _ in self.questions if kind is not Question.RESTART]
+        assert not (awake and unanswered), "who asked waits for an answer"
         assert len(self.world.router) == 0
         assert self.world.router.chunks_under_way == 0 or self.anyone_asleep
         for stage in self.counts:
@@ -250,7 +276,7 @@ class CheckedPipeline(PipelineWorld):
 
     def finish_up(self) -> None:
         if self.closing is None:
-            self.come_to_rest()
+            self.come_to_rest(awake=True)
             self.close()
         self.loop.holding = False
         self.loop.do(self.loop.work)

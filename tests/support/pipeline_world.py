@@ -18,8 +18,9 @@ from antiphon.errors import (
     ShutdownError,
     StageDiedError,
 )
+from antiphon.orchestrator.administration import MEMORY
 from antiphon.orchestrator.replica import Replica
-from antiphon.stage.messages import Abort, Command, Deliver, Interrupt, Submit, Update
+from antiphon.stage.messages import Abort, Command, Deliver, Interrupt, Sleep, Submit, Update
 from antiphon.testing.clock import ManualClock
 from manual_loop import ManualLoop
 from pipeline_model import Caller, Post, Request, Talk
@@ -60,12 +61,14 @@ class PipelineWorld(RuleBasedStateMachine):
         self.blamed: Process | None = None  # whom a rule kills
         self.closing: asyncio.Task[None] | None = None
         self.parts = False
+        self.to_sleep: frozenset[str] = frozenset()  # memory that all are to have given back
 
     # --- the world ----------------------------------------------------------------------------
 
     def open(self, parts: bool, replicas: dict[str, int]) -> None:
         self.parts, self.counts = parts, replicas
         self.callers, self.owners, self.closing = [], {}, None
+        self.to_sleep = frozenset()
         topology = PARTS if parts else STREAMS
         self.world = Supervised(self.loop, topology, replicas, self.on_command, self.on_death)
         self.world.start()
@@ -101,6 +104,8 @@ class PipelineWorld(RuleBasedStateMachine):
             case Abort():
                 for uid in command.uids:
                     self.note_sent(process, self.owners[uid])
+            case Sleep():
+                process.told_to_sleep, self.to_sleep = True, MEMORY
 
     def note_sent(self, process: Process, caller: Caller) -> None:
         stage = process.replica.stage
@@ -222,6 +227,10 @@ class PipelineWorld(RuleBasedStateMachine):
             self.posts[replica].restarts += 1
         self.questions.append((kind, self.loop.create_task(asked), replica))
         self.world.settle()
+
+    def wake_up(self, tags: list[str] | None) -> None:
+        self.to_sleep -= MEMORY if tags is None else frozenset(tags)
+        self.ask(self.world.omni.wake(tags), Question.SLUMBER)
 
     def say(self, talk: Talk, said: Coroutine[Any, Any, int], *, replaces: bool = False) -> None:
         self.sayings.append((talk, self.loop.create_task(said), replaces))

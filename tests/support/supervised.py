@@ -91,6 +91,7 @@ class Process(FakeStage):
         self.replica = replica
         self.serves = False  # it has said that it is ready
         self.known_gone = False  # and everybody has heard of its end
+        self.told_to_sleep = False
         self.began_s = world.clock()
         self.frozen_since_s: float | None = None
         self.owed: set[tuple[str, str, int]] = set()

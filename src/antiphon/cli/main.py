@@ -13,7 +13,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from antiphon.cli import bench, chat, check, pipelines, say, serve, trace
+from antiphon.cli import bench, chat, check, faults, pipelines, say, serve, trace
 from antiphon.cli.arguments import Formatter, Parser, add_verbose
 from antiphon.cli.signals import Interrupted, interruptible
 from antiphon.errors import AntiphonError, CallerError, OperatorError, UpstreamError
@@ -29,6 +29,7 @@ _EXAMPLES = """examples:
   antiphon pipelines voice                   draw a pipeline
   antiphon trace                             what a running server did lately
   antiphon check                             is this vLLM one that works?
+  antiphon faults                            what goes wrong, and what happens then
 """
 
 
@@ -44,7 +45,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"antiphon {version}")
     add_verbose(parser, False)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for command in (chat, say, serve, trace, pipelines, check, bench):
+    for command in (chat, say, serve, trace, pipelines, check, faults, bench):
         command.add_parser(commands)
     return parser
 

@@ -14,7 +14,7 @@ Send = Callable[[Replica, Command], None]
 
 @dataclass(slots=True)
 class _Chunk:
-    producer: Replica
+    producer: Replica | None  # None: it has ended since; if it serves again, it knows of nothing
     holders: int  # units that have not used it up
     on_used: Callable[[], None]
 
@@ -100,15 +100,24 @@ class Deliveries:
             chunk.holders -= 1
             if chunk.holders == 0:
                 del delivered[key]
-                over.setdefault(chunk.producer, []).append(key)
+                if chunk.producer is not None:
+                    over.setdefault(chunk.producer, []).append(key)
                 chunk.on_used()
         for producer, returned in over.items():
             self._send(producer, Used(edge, returned))
 
-    def lost(self, consumer: Replica) -> None:
-        """`consumer` has ended: what it was given may still lie where it was stored."""
-        for key, chunk in self._under_way.pop(consumer, {}).items():
-            self._send(chunk.producer, Discard([key]))
+    def lost(self, replica: Replica) -> None:
+        """`replica` has ended: what it was given may still lie where it was stored, and nobody is
+        told of the use of what it has stored itself.
+        """
+        given = self._under_way.pop(replica, {})
+        for chunks in self._under_way.values():
+            for chunk in chunks.values():
+                if chunk.producer == replica:
+                    chunk.producer = None
+        for key, chunk in given.items():
+            if chunk.producer is not None:
+                self._send(chunk.producer, Discard([key]))
 
     def check_integrity(self) -> None:
         """Raise AssertionError if a chunk is under way to nobody, or a ref has not been sent on."""

@@ -131,7 +131,7 @@ class ProcessStage(StageClient):
             self._process.kill()
         status = self._process.wait()
         if not self._stopping:
-            if failure is not None and self._ready:  # its code says that it could not start
+            if self._ready and failure is not None and not isinstance(failure, StageDiedError):
                 failure = StageDiedError(f"stage '{self._name}' failed: {failure}")
             self._on_gone(self._name, self._killed or failure or self._obituary(status))
 

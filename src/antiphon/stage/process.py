@@ -7,7 +7,6 @@ sees to it too, for a process that is stopped and hears nothing.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import queue
 import signal
@@ -19,21 +18,21 @@ from multiprocessing.connection import Connection
 
 import msgspec
 
-from antiphon.errors import AntiphonError, ErrorInfo
+from antiphon.core.parent import die_with_parent
+from antiphon.errors import AntiphonError, StageDiedError, StageStartError
 from antiphon.stage.messages import Command, Event, Failed, Ping, Pong, Starting
 from antiphon.stage.pulse import Pulse
 from antiphon.stage.spec import StageSpec
 from antiphon.stage.wire import Channel
 
 _MOST_REASON = 600  # characters
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def main() -> None:
     """Serve one stage until it is stopped or the orchestrator is gone."""
     # A terminal's Ctrl-C goes to the orchestrator, which stops its stages in order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _die_with_parent()
+    die_with_parent()
     connection: Connection[object, object] = Connection(int(sys.argv[1]))
     spec = msgspec.msgpack.decode(connection.recv_bytes(), type=StageSpec)
     channel: Channel[Command] = Channel(connection, Command)
@@ -41,19 +40,16 @@ def main() -> None:
         _serve(spec, channel)
     except AntiphonError as error:
         channel.send(Failed(error.to_wire()))
-    except Exception as error:
-        channel.send(Failed(ErrorInfo("stage_start", _reason(spec, error))))
-        raise
+        if error.__cause__ is not None:
+            raise  # where it comes from is in the log
 
 
-def _reason(spec: StageSpec, error: Exception) -> str:
-    """Why a stage did not start, in one line: upstream's own can be a page."""
+def _reason(error: Exception) -> str:
+    """What was raised, in one line: upstream's own can be a page."""
     reason = " ".join(str(error).split())
     if len(reason) > _MOST_REASON:
         reason = f"{reason[:_MOST_REASON]}…"
-    return (
-        f"stage '{spec.name}' could not start from {spec.model}: {type(error).__name__}: {reason}"
-    )
+    return f"{type(error).__name__}: {reason}"
 
 
 def _serve(spec: StageSpec, channel: Channel[Command]) -> None:
@@ -84,17 +80,16 @@ def _serve(spec: StageSpec, channel: Channel[Command]) -> None:
     from antiphon.stage.host import StageHost
     from antiphon.stage.loop import serve
 
-    serve({spec.name: StageHost(spec, send)}, inbox, pulse)
-
-
-def _die_with_parent() -> None:
-    """Have the kernel kill this process when the thread that started it ends (prctl(2))."""
-    if not sys.platform.startswith("linux"):
-        return
-    parent = os.getppid()
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(0)  # it ended in between
+    what = f"stage '{spec.name}' could not start from {spec.model}"
+    kind: type[AntiphonError] = StageStartError
+    try:
+        host = StageHost(spec, send)
+        what, kind = f"stage '{spec.name}' failed", StageDiedError
+        serve({spec.name: host}, inbox, pulse)
+    except AntiphonError:
+        raise
+    except Exception as error:
+        raise kind(f"{what}: {_reason(error)}") from error
 
 
 if __name__ == "__main__":

@@ -29,14 +29,14 @@ class FakeSlumber:
         self._say = say
         self._take = take
         self._held: list[Held] = []
-        self._bedtime: Sleep | None = None
+        self._bedtimes: list[Sleep] = []  # carried out once nothing runs
         self._level = 0
         self.asleep: frozenset[str] = frozenset()  # memory that has been given back
 
     @property
     def awake(self) -> bool:
         """False while it sleeps or is about to."""
-        return not self.asleep and self._bedtime is None
+        return not self.asleep and not self._bedtimes
 
     def holds_back(self, command: Held) -> bool:
         """Whether the command waits until the stage is awake; then it is kept."""
@@ -54,38 +54,44 @@ class FakeSlumber:
         return [held for held in dropped if isinstance(held, Interrupt)]
 
     def lie_down(self, command: Sleep) -> None:
-        """Hold back from now on; `fall_asleep` once nothing runs."""
-        if self.awake:
-            self._bedtime = command
-        else:
-            self._say(Acknowledged(command.token))
+        """Hold back from now on; `fall_asleep` once nothing runs. One that sleeps does at once."""
+        self._bedtimes.append(command)
+        if self.asleep:
+            self.fall_asleep(0)
 
     def fall_asleep(self, bytes_freed: int) -> None:
-        """Nothing runs any more. Ignored unless it is about to sleep."""
-        command, self._bedtime = self._bedtime, None
-        if command is not None:
-            self.asleep, self._level = _MEMORY, command.level
+        """Nothing runs any more: all who have asked are answered. Nothing if nobody has."""
+        commands, self._bedtimes = self._bedtimes, []
+        if not commands:
+            return
+        level = max(command.level for command in commands)
+        self._level = max(level, self._level) if "weights" in self.asleep else level
+        self.asleep = _MEMORY
+        for command in commands:
             self._say(Acknowledged(command.token, bytes_freed))
 
     def wake(self, command: Wake) -> None:
         """Take memory back; what was held starts once all of it is there."""
-        if self._bedtime is not None:
-            early = ErrorInfo("stage", "the stage was woken before it slept")
-            self._say(Acknowledged(self._bedtime.token, 0, early))
-            self._bedtime = None
         wanted = _MEMORY if command.tags is None else frozenset(command.tags)
-        error = None
-        if unknown := sorted(wanted - _MEMORY):
-            error = ErrorInfo("stage", f"there is no memory {unknown[0]!r} to wake")
-        elif self._level == _DROPS_WEIGHTS and "weights" in self.asleep - wanted:
-            error = ErrorInfo("stage", "level 2 dropped the weights: wake 'weights' first")
-        else:
+        error = self._why_not(wanted)
+        if error is None:
+            early = ErrorInfo("stage", "the stage was woken before it slept")
+            bedtimes, self._bedtimes = self._bedtimes, []
+            for bedtime in bedtimes:
+                self._say(Acknowledged(bedtime.token, 0, early))
             self.asleep -= wanted
         self._say(Acknowledged(command.token, 0, error))
         if self.awake:
             held, self._held = self._held, []
             for waiting in held:
                 self._take(waiting)
+
+    def _why_not(self, wanted: frozenset[str]) -> ErrorInfo | None:
+        if unknown := sorted(wanted - _MEMORY):
+            return ErrorInfo("stage", f"there is no memory {unknown[0]!r} to wake")
+        if self._level == _DROPS_WEIGHTS and "weights" in self.asleep - wanted:
+            return ErrorInfo("stage", "level 2 dropped the weights: wake 'weights' first")
+        return None
 
     def end(self) -> None:
         """The stage's process has ended."""

@@ -1,0 +1,251 @@
+"""Rows of the fault matrix: what goes wrong in a request's way, and around it."""
+
+from __future__ import annotations
+
+from antiphon.errors import (
+    AdapterError,
+    ConnectorError,
+    DeadlineExceededError,
+    ModelUnavailableError,
+    PayloadError,
+    StageInputTimeout,
+    StageStepError,
+)
+from antiphon.testing.fault_row import GONE, IN_ENGINE, Fault, Level, Target
+
+_CONTROL = "tests/faults/test_faults_control.py"
+_MACHINE = "tests/faults/test_faults_surroundings.py"
+_ENGINE = "tests/stage/test_stage_faults.py"
+_CHAIN = "tests/stage/test_stage_chain.py"
+_STREAM = "tests/stage/test_stage_stream_faults.py"
+
+SURROUNDINGS: tuple[Fault, ...] = (
+    # --- a message between two stages ---------------------------------------------------------
+    Fault(
+        id="deliver-lost",
+        target=Target.CONTROL,
+        what="a chunk's `Deliver` never comes",
+        fails="the request that waits for it",
+        error=StageInputTimeout,
+        within_s=2.0,
+        after="input_wait_timeout_s",
+        checked=IN_ENGINE,
+        levels=(Level.ENGINE,),
+        tests=(f"{_STREAM}::test_a_lost_chunk_ends_its_request_within_the_deadline",),
+    ),
+    Fault(
+        id="step-lost",
+        target=Target.CONTROL,
+        what="a `Step` with a request's last output never comes",
+        fails="the request, if it has a deadline; else it ends when its caller leaves",
+        error=DeadlineExceededError,
+        within_s=2.0,
+        after="the request's deadline",
+        checked=GONE,
+        tests=(f"{_CONTROL}::test_an_output_that_is_lost",),
+    ),
+    Fault(
+        id="used-lost",
+        target=Target.CONTROL,
+        what="the news that a chunk is used up never comes, nor `Used` to its producer",
+        left="the server's record of the chunk, a few hundred bytes, until the consumer's process"
+        " ends",
+        checked="units, files in shared memory; the record after the process",
+        tests=(f"{_CONTROL}::test_a_receipt_that_is_lost",),
+    ),
+    Fault(
+        id="aborted-lost",
+        target=Target.CONTROL,
+        what="the answer to `Abort` never comes",
+        fails="none but the one that was ended, which has its own outcome",
+        error=DeadlineExceededError,
+        within_s=2.0,
+        after="the request's deadline",
+        left="the server's record of the request, until that stage's process ends",
+        checked="units, files in shared memory; the record after the process",
+        tests=(f"{_CONTROL}::test_an_acknowledgement_that_is_lost",),
+    ),
+    # --- the model ----------------------------------------------------------------------------
+    Fault(
+        id="model-raises",
+        target=Target.MODEL,
+        what="the forward raises",
+        fails="those that were part of the step",
+        error=StageStepError,
+        checked=IN_ENGINE,
+        levels=(Level.ENGINE,),
+        tests=(f"{_ENGINE}::test_a_model_that_raises_fails_the_requests_of_the_step",),
+    ),
+    Fault(
+        id="model-out-of-memory",
+        target=Target.MODEL,
+        what="the device, or the process, has no memory for a step",
+        fails="those that were part of the step",
+        error=StageStepError,
+        checked=IN_ENGINE,
+        levels=(Level.ENGINE,),
+        tests=(f"{_ENGINE}::test_a_step_without_memory",),
+    ),
+    Fault(
+        id="sampling-raises",
+        target=Target.MODEL,
+        what="a step fails after its forward, while it is sampled",
+        fails="those that were part of the step",
+        error=StageStepError,
+        checked=IN_ENGINE,
+        levels=(Level.ENGINE,),
+        tests=(f"{_ENGINE}::test_a_step_that_fails_while_it_is_sampled",),
+    ),
+    Fault(
+        id="materialisation",
+        target=Target.MODEL,
+        what="rows for another stage are not of the shape that the model declared",
+        fails="those that wanted them",
+        error=PayloadError,
+        checked=IN_ENGINE,
+        levels=(Level.ENGINE,),
+        tests=(f"{_ENGINE}::test_a_side_output_of_a_wrong_length_fails_the_requests_concerned",),
+    ),
+    # --- adapters -----------------------------------------------------------------------------
+    Fault(
+        id="output-adapter-raises",
+        target=Target.ADAPTER,
+        what="an edge's output adapter raises, at any of its calls",
+        fails="the one request that it was called for",
+        error=AdapterError,
+        checked=IN_ENGINE,
+        levels=(Level.ENGINE,),
+        tests=(f"{_ENGINE}::test_an_adapter_that_raises_fails_its_request",),
+    ),
+    Fault(
+        id="input-adapter-raises",
+        target=Target.ADAPTER,
+        what="an edge's input adapter raises",
+        fails="the one request that it was called for",
+        error=AdapterError,
+        checked=IN_ENGINE,
+        levels=(Level.ENGINE,),
+        tests=(f"{_CHAIN}::test_a_bad_payload_fails_only_its_request",),
+    ),
+    # --- the connector ------------------------------------------------------------------------
+    Fault(
+        id="put-fails-a-while",
+        target=Target.CONNECTOR,
+        what="payloads cannot be stored for a while",
+        checked=IN_ENGINE,
+        levels=(Level.ENGINE,),
+        tests=(f"{_STREAM}::test_a_put_that_fails_for_a_while_is_retried",),
+    ),
+    Fault(
+        id="put-fails",
+        target=Target.CONNECTOR,
+        what="a request's payloads cannot be stored at all",
+        fails="that request, at both ends of the edge",
+        error=ConnectorError,
+        after="the attempts that a put has",
+        checked=IN_ENGINE,
+        levels=(Level.ENGINE,),
+        tests=(f"{_STREAM}::test_a_put_that_fails_for_ever_ends_the_request_at_both_ends",),
+    ),
+    Fault(
+        id="payload-lost",
+        target=Target.CONNECTOR,
+        what="a payload is gone when it is to be taken",
+        fails="the request that it was for",
+        error=ConnectorError,
+        checked=IN_ENGINE,
+        levels=(Level.ENGINE,),
+        tests=(f"{_CHAIN}::test_a_bad_payload_fails_only_its_request",),
+    ),
+    Fault(
+        id="payload-corrupt",
+        target=Target.CONNECTOR,
+        what="a payload is not what was stored",
+        fails="the request that it was for",
+        error=PayloadError,
+        checked=IN_ENGINE,
+        levels=(Level.ENGINE,),
+        tests=(f"{_CHAIN}::test_a_bad_payload_fails_only_its_request",),
+    ),
+    # --- memory, disk, clock ------------------------------------------------------------------
+    Fault(
+        id="shared-memory-full",
+        target=Target.MACHINE,
+        what="the kernel has no room for a payload, before or while it is written",
+        fails="the request whose payload it is",
+        error=ConnectorError,
+        after="the attempts that a put has",
+        checked="files in the folder, the connector's ledger",
+        levels=(Level.PARTS,),
+        tests=(
+            "tests/connector/test_connector_shm.py::test_a_write_that_fails_half_way_leaves_nothing",
+            "tests/connector/test_connector_shm.py::test_no_space_in_the_folder_is_seen_before_writing",
+            "tests/worker/test_worker_stage_io.py"
+            "::test_a_connector_without_room_fails_only_the_request",
+        ),
+    ),
+    Fault(
+        id="disk-full-download",
+        target=Target.MACHINE,
+        what="the disk is full while a model is downloaded",
+        fails="the start, with the reason",
+        error=ModelUnavailableError,
+        health=(),
+        checked="files in the cache folder",
+        levels=(Level.PARTS,),
+        tests=("tests/voice/test_voice_fetch.py::test_full_disk_while_a_package_is_fetched",),
+    ),
+    Fault(
+        id="disk-full-conversion",
+        target=Target.MACHINE,
+        what="the disk is full while a checkpoint is converted",
+        fails="the start, with the reason",
+        error=ModelUnavailableError,
+        health=(),
+        checked="files in the cache folder",
+        levels=(Level.PARTS,),
+        tests=("tests/voice/test_voice_fetch.py::test_full_disk_is_a_typed_error",),
+    ),
+    Fault(
+        id="wall-clock-jumps",
+        target=Target.MACHINE,
+        what="the wall clock is set a day ahead, and back",
+        checked=GONE,
+        tests=(f"{_MACHINE}::test_the_wall_clock_jumps",),
+    ),
+    Fault(
+        id="monotonic-clock-jumps",
+        target=Target.MACHINE,
+        what="an hour passes between two ticks of the watch",
+        checked="no stage is blamed",
+        levels=(Level.PARTS,),
+        tests=(
+            "tests/orchestrator/test_orchestrator_supervision.py"
+            "::test_a_watcher_that_was_stopped_blames_nobody",
+        ),
+    ),
+    # --- a client -----------------------------------------------------------------------------
+    Fault(
+        id="client-never-reads",
+        target=Target.CLIENT,
+        what="a caller takes nothing of what is sent, over HTTP or a WebSocket",
+        fails="its own: the connection is closed, the request ended",
+        after="the server's `write_timeout_s`",
+        within_s=5.0,
+        checked="connections, open calls, units at every stage",
+        levels=(Level.PARTS,),
+        tests=(
+            "tests/serve/test_serve_connection.py::test_who_reads_nothing_loses_the_connection",
+            "tests/serve/test_serve_connection.py::test_a_websocket_that_reads_nothing_too",
+        ),
+    ),
+    Fault(
+        id="client-leaves",
+        target=Target.CLIENT,
+        what="a caller leaves in the middle of an answer",
+        fails="its own: it is ended at every stage",
+        within_s=2.0,
+        checked=GONE,
+        tests=(f"{_MACHINE}::test_a_caller_that_leaves",),
+    ),
+)
