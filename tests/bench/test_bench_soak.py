@@ -195,7 +195,7 @@ def test_a_call_with_the_other_replica_counts_as_fault_free() -> None:
     [
         (call(outcomes=2), "2 outcomes"),
         (call(outcomes=0), "0 outcomes"),
-        (failure(stage=None), "the error names neither stage nor edge"),
+        (failure(stage=None), "the error names no stage"),
     ],
 )
 def test_outcomes_are_one_each_and_name_their_stage(bad: Called, says: str) -> None:

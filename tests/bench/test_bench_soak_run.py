@@ -158,7 +158,7 @@ async def test_what_is_no_error_of_ours_is_found(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(fakes.omnis[0]._router, "submit", None)
 
     broken = against(await fakes.run(break_it))
-    found = broken["one outcome each; every error names its stage, or an edge"]
+    found = broken["one outcome each; every error names its stage"]
     assert any("a caller ended with TypeError" in text for text in found)
 
 

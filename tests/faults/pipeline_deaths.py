@@ -15,7 +15,7 @@ from antiphon.orchestrator.live import PATIENCE_S
 from pipeline_acts import ActingPipeline, Owed
 from pipeline_model import Caller, Request
 from pipeline_world import Question
-from supervised import SUPERVISION, TICK_S, Process
+from supervised import EDGES, SUPERVISION, TICK_S, Process
 
 RARELY = st.sampled_from([False, False, False, True])
 VERY_RARELY = st.sampled_from([*[False] * 9, True])
@@ -79,6 +79,7 @@ class DyingPipeline(ActingPipeline):
         Of a new request if there is no other.
         """
         if not (found := self.payloads_due()):
+            self.recover()
             self.request("audio")
             found = self.payloads_due()
         return found
@@ -105,17 +106,14 @@ class DyingPipeline(ActingPipeline):
     )
     def finish_and_kill(self, data: st.DataObject, index: int, comes_back: bool, then: str) -> None:
         """A request that has all of a stage goes on; one that is owed a payload fails."""
-        if not self.well():
-            self.request("audio")
-        if not (requests := self.well()):
+        if (caller := self.someone_well(data)) is None:
             return
-        caller = data.draw(st.sampled_from(requests))
         index = min(index, len(caller.path) - 2)
         *before, last = self.serving(caller)[: index + 1]
         for process in before:
             self.carry(process, caller, True)
         self.finish_units(last, caller)
-        if then == "is owed":
+        if then == "is owed" and caller.needs(last):  # its payload may have come before
             self.end_process(last)
             self.loop.pass_time(PATIENCE_S + TICK_S)
             assert caller.outcome is not None or caller.gone, f"{caller} waits for what was lost"
@@ -125,11 +123,30 @@ class DyingPipeline(ActingPipeline):
         if comes_back:
             self.loop.pass_time(SUPERVISION.max_backoff_s)
             self.all_come_up()
-        if then == "goes on":
-            self.go_on(caller, caller.path[index + 1 :])
-        elif caller.alive:
+        if then == "is aborted" and caller.alive:
             self.end_early(caller)
             self.all_acknowledge(caller)
+        else:
+            self.go_on(caller, caller.path[index + 1 :])
+
+    @precondition(lambda self: self.may_go_on(EDGES["talker"]))
+    @rule(data=st.data(), empty=st.booleans())
+    def finish_early_and_kill(self, data: st.DataObject, empty: bool) -> None:
+        """What still comes for a consumer that has all it wants, and has ended, is of no use."""
+        if (caller := self.someone_well(data)) is None:
+            return
+        *before, producer, consumer = self.serving(caller)
+        for process in before:
+            self.carry(process, caller, True)
+        producer.note_owed()
+        owed = [key for key in sorted(producer.owed) if self.owners[key[0]] is caller]
+        for key in owed:
+            self.pay(producer, key, end=False)
+        self.finish_units(consumer, caller)
+        self.end_process(consumer)
+        for key in owed:
+            self.pay(producer, key, end=True, empty=empty)
+        self.go_on(caller, [producer.replica.stage])
 
     def go_on(self, caller: Request, stages: Sequence[str]) -> None:
         """The rest of a request happens, unless there is something else that has ended it."""
@@ -138,6 +155,14 @@ class DyingPipeline(ActingPipeline):
                 self.carry(process, caller, True)
         ended = caller.gone or caller.reasons
         assert ended or isinstance(caller.outcome, Finished), f"{caller} does not go on"
+
+    def someone_well(self, data: st.DataObject) -> Request | None:
+        """One of `well`, for which everything is put right and another one made if need be."""
+        if not self.well():
+            self.recover()
+            self.request("audio")
+        requests = self.well()
+        return data.draw(st.sampled_from(requests)) if requests else None
 
     def well(self) -> list[Request]:
         """Requests whose path has an edge, and all of whose processes compute."""
@@ -156,18 +181,22 @@ class DyingPipeline(ActingPipeline):
     # --- while somebody waits for an answer ---------------------------------------------------
 
     @precondition(lambda self: any(caller.alive for caller in self.callers))
-    @rule(data=st.data(), others=st.booleans())
-    def abort_and_kill(self, data: st.DataObject, others: bool) -> None:
-        """One that has to acknowledge an abort ends instead; `others`: the rest acknowledge."""
+    @rule(data=st.data(), everybody=RARELY, answers=st.sampled_from([0, 1, 9]))
+    def abort_and_kill(self, data: st.DataObject, everybody: bool, answers: int) -> None:
+        """One that has to acknowledge an abort ends instead; the others answer so many times."""
         callers = [caller for caller in self.callers if caller.alive]
         if not callers:
             return
         caller = data.draw(st.sampled_from(callers))
-        self.end_early(caller)
+        for aborted in callers if everybody else [caller]:
+            self.end_early(aborted)
         asked = [p for p in self.serving(caller) if p.pending_aborts]
         if asked:
             self.end_process(data.draw(st.sampled_from(asked)))
-        if others:
+        for process in self.serving(caller) if answers == 1 else ():
+            if process.answers:
+                self.loop.do(process.acknowledge)
+        if answers > 1:
             self.all_acknowledge(caller)
 
     def all_acknowledge(self, caller: Caller) -> None:
@@ -191,6 +220,17 @@ class DyingPipeline(ActingPipeline):
                 self.end_process(process)
             self.loop.holding = False
             self.loop.do(self.loop.work)
+
+    @rule(data=st.data(), really=RARELY, level=st.sampled_from([1, 2]))
+    def sleep_and_kill(self, data: st.DataObject, really: bool, level: int) -> None:
+        """One that is to sleep ends; what comes in its place sleeps as well."""
+        alive = [p for p in self.processes if p.answers]
+        if alive and really and not self.slumber_asked:
+            process = data.draw(st.sampled_from(alive))
+            self.ask(self.world.omni.sleep(level), Question.SLUMBER)
+            self.end_process(process)
+            self.loop.pass_time(SUPERVISION.max_backoff_s)
+            self.all_come_up()
 
     # --- again and again ----------------------------------------------------------------------
 
@@ -233,8 +273,11 @@ class DyingPipeline(ActingPipeline):
         self.ask(self.world.omni.restart(*replica), Question.RESTART, replica)
 
     @rule()
+    def put_right(self) -> None:
+        self.recover()
+
     def recover(self) -> None:
-        """Whatever hangs, sleeps, drains or is being started serves again."""
+        """Whatever hangs, sleeps, drains or is being started serves again, and answers."""
         for replica in self.world.replicas:
             self.posts[replica].draining = False
             self.world.omni.rejoin(*replica)
@@ -243,6 +286,9 @@ class DyingPipeline(ActingPipeline):
         self.wake_up(None)
         self.loop.pass_time(SUPERVISION.max_backoff_s)
         self.all_come_up()
+        for process in self.processes:
+            while process.answers and (process.pending_aborts or process.pending_interrupts):
+                self.loop.do(process.acknowledge)
 
     def all_come_up(self) -> None:
         for process in self.processes:

@@ -65,6 +65,24 @@ class PipelineMachine(DyingPipeline):
         if caller.alive:
             self.end_early(caller)
 
+    @rule(data=st.data())
+    def abort_in_turns(self, data: st.DataObject) -> None:
+        """Aborts overlap: each is over when all have acknowledged it, and no sooner."""
+        if (first := self.someone_well(data)) is None:
+            return
+        second = self.request("audio")
+        for caller in (first, second):
+            if caller.alive:
+                self.end_early(caller)
+        for process in self.serving(first):
+            self.loop.do(process.acknowledge)
+        self.check_left()
+        third = self.request("text")
+        if third.alive:
+            self.end_early(third)
+        for caller in (second, third):
+            self.all_acknowledge(caller)
+
     @precondition(lambda self: len(self.talks) < 3)
     @rule(kind=st.sampled_from(["text", "both"]))
     def open_session(self, kind: str) -> None:

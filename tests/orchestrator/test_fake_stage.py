@@ -164,3 +164,16 @@ def test_a_chunk_that_is_returned_twice_is_the_routers_fault() -> None:
     stage.send(Used("speech", [key]))
     with pytest.raises(AssertionError, match="twice"):
         stage.send(Discard([key]))
+
+
+def test_whoever_asked_for_sleep_is_answered_when_the_stage_sleeps() -> None:
+    """As a real one does: the second is not told so while something still runs."""
+    heard: list[Event] = []
+    stage = FakeStage("one", lambda _, event, frames: heard.append(event), lambda *_: None)
+    stage.light_sleeper = False
+    for token in (1, 2):
+        stage.send(Sleep(1, token))
+    assert heard == []
+    stage.fall_asleep()
+    stage.send(Sleep(1, 3))
+    assert [event.token for event in heard if isinstance(event, Acknowledged)] == [1, 2, 3]

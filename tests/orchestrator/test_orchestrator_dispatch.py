@@ -68,6 +68,23 @@ def test_a_chunk_for_a_stage_that_is_gone_is_discarded() -> None:
     assert len(deliveries) == 0
 
 
+def test_a_producer_that_has_ended_is_told_of_no_use() -> None:
+    """C82: the one that serves in its place has never heard of what was stored before it."""
+    sent, used = Sent(), []
+    deliveries = Deliveries(sent, sent.gone)
+    deliveries.deliver("thinker", "talker", ("a.0",), ref("k0"), partial(used.append, "k0"))
+    deliveries.deliver("thinker", "talker", ("a.0",), ref("k1", 1))
+    deliveries.deliver("other", "talker", ("b.0",), ref("k2"))
+    deliveries.flush()
+    sent.commands.clear()
+    deliveries.lost("thinker")
+    deliveries.used("talker", "speech", ["k0", "k2"])
+    deliveries.lost("talker")
+    assert used == ["k0"]
+    assert sent.commands == [("other", Used("speech", ["k2"]))]
+    assert len(deliveries) == 0
+
+
 def test_an_empty_end_is_forwarded_and_owes_nothing() -> None:
     sent = Sent()
     deliveries = Deliveries(sent, sent.gone)

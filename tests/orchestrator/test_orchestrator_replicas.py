@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from antiphon.errors import StageDiedError
+from antiphon.errors import InvalidRequestError, StageDiedError
 from antiphon.orchestrator.api import OmniRequest
 from antiphon.orchestrator.flow import FlowPlan
 from antiphon.orchestrator.live import LiveRequest
@@ -207,7 +207,7 @@ async def test_a_stage_all_of_whose_replicas_drain_refuses() -> None:
     pair = Doubled()
     for number in (0, 1):
         await pair.router.drain(Replica("thinker", number))
-    with pytest.raises(StageDiedError, match="stage 'thinker' is not running: it drains"):
+    with pytest.raises(StageDiedError, match="stage 'thinker' takes no requests: it drains"):
         pair.submit("text")
     assert not any(stage.sent(Submit) for stage in pair.at.values())
 
@@ -244,3 +244,32 @@ def test_a_stage_is_as_its_replicas_are(states: tuple[str, ...], word: str, serv
 
 def test_names() -> None:
     assert [str(Replica("talker")), str(Replica("talker", 1))] == ["talker", "talker/1"]
+
+
+async def test_payloads_that_cannot_be_removed_concern_nobody(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pair = Doubled()
+
+    def reclaim(uids: object) -> None:
+        raise OSError("too many open files")
+
+    pair.router._reclaim = reclaim
+    lives = [pair.submit("text") for _ in range(6)]
+    pair.at[Replica("thinker")].die()
+    pair.at[Replica("thinker", 1)].die()
+    assert [len(outcomes(drain(live))) for live in lives] == [1] * 6
+    assert len(pair.router) == 0
+    assert "could not be removed" in caplog.text
+
+
+async def test_a_drain_ends_when_the_replica_is_told_to_rejoin() -> None:
+    pair = Doubled()
+    live = pair.submit("text")
+    drained = live.route.replicas["thinker"]
+    waiting = asyncio.create_task(pair.router.drain(drained))
+    await settle()
+    pair.router.rejoin(drained)
+    with pytest.raises(InvalidRequestError, match="was told to rejoin meanwhile"):
+        await waiting
+    pair.at[drained].finish(unit(live))

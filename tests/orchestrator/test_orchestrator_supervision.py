@@ -35,7 +35,9 @@ class Heard:
     gone: list[tuple[Replica, str, float | None]] = field(default_factory=list)
     back: list[Replica] = field(default_factory=list)
     made: list[FakeStage] = field(default_factory=list)
+    says: list[OnEvent] = field(default_factory=list)
     broken: bool = False  # no process can be made
+    deaf: bool = False  # what is told of an end raises
     third: asyncio.Event = field(default_factory=asyncio.Event)  # has been made
     clock: ManualClock = field(default_factory=ManualClock)
 
@@ -57,6 +59,7 @@ class Heard:
         if self.broken:
             raise OSError("no memory")
         self.made.append(FakeStage(spec.name, on_event, on_gone))
+        self.says.append(on_event)
         if len(self.made) <= 2:
             self.made[-1].emit(READY)
         else:
@@ -67,6 +70,9 @@ class Heard:
 
     def on_gone(self, replica: Replica, why: AntiphonError, restart_in_s: float | None) -> None:
         self.gone.append((replica, str(why), restart_in_s))
+        if self.deaf:
+            asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+            raise RuntimeError("the listener fell")
 
     def on_back(self, replica: Replica) -> None:
         self.back.append(replica)
@@ -229,3 +235,61 @@ async def test_nothing_is_started_once_the_pipeline_is_closed() -> None:
         await settle()
     heard.clock.advance(100)
     assert len(heard.made) == 2
+
+
+async def test_what_listens_may_fail_and_the_replica_is_started_again_all_the_same() -> None:
+    async with Heard() as heard:
+        heard.deaf = True
+        heard.made[0].die()
+        await heard.after(1)
+        heard.deaf = False
+        heard.made[2].emit(READY)
+        await settle()
+        assert heard.word(A) == "ready"
+
+
+async def test_a_death_in_the_middle_of_a_restart_starts_one_process() -> None:
+    async with Heard(Supervision(backoff_s=0)) as heard:
+        restart = asyncio.create_task(heard.stages.restart(B))
+        await asyncio.sleep(0)
+        heard.made[1].die()
+        await heard.third.wait()
+        await heard.after(1)
+        assert len(heard.made) == 3
+        heard.made[2].emit(READY)
+        await restart
+        assert (heard.word(B), heard.state(B).restarts) == ("ready", 1)
+
+
+async def test_a_restart_that_nobody_waits_for_any_more_goes_on() -> None:
+    async with Heard() as heard:
+        restart = asyncio.create_task(heard.stages.restart(B))
+        await asyncio.sleep(0)
+        restart.cancel()
+        await heard.third.wait()
+        with pytest.raises(asyncio.CancelledError):
+            await restart
+        assert heard.word(B) == "restarting"
+        heard.made[2].emit(READY)
+        await settle()
+        assert (heard.word(B), heard.back) == ("ready", [B])
+
+
+async def test_what_a_process_says_after_its_successor_was_made_is_ignored() -> None:
+    async with Heard() as heard:
+        restart = asyncio.create_task(heard.stages.restart(B))
+        await heard.third.wait()
+        heard.says[1]("talker", READY, ())
+        await settle()
+        assert (heard.word(B), heard.back) == ("restarting", [])
+        heard.made[2].emit(READY)
+        await restart
+
+
+async def test_who_is_ready_when_all_has_been_stopped_is_ignored() -> None:
+    async with Heard() as heard:
+        heard.made[0].die()
+        await heard.after(1)
+    heard.says[2]("talker", READY, ())
+    await settle()
+    assert heard.back == []

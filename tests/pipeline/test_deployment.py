@@ -318,6 +318,7 @@ def test_every_field_is_documented(struct: type) -> None:
         ("supervision: {restarts: -1}", "supervision.restarts: -1 is negative; give 0 for never"),
         ("supervision: {backoff_s: -1}", "supervision.backoff_s"),
         ("supervision: {silence: 3}", "silence_s"),
+        ("supervision: {window_s: 0}", "supervision.window_s: 0 is no time"),
     ],
 )
 def test_replicas_and_supervision_are_checked(text: str, message: str) -> None:

@@ -44,6 +44,7 @@ WITHOUT = {
     "worker.side_outputs.OutputTap": "one step's",
 }
 
+
 def stores() -> Iterator[tuple[str, bool]]:
     """(name, whether it has a check) of each class that begins with an empty table."""
     for package in PACKAGES:

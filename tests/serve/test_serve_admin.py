@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import httpx2
 import pytest
 
+from antiphon import OmniRequest
 from antiphon.cli.main import build_parser
+from antiphon.orchestrator.live import PATIENCE_S
 from antiphon.serve.settings import ServeSettings
 from antiphon.stage.messages import Sleep, Wake
 from fake_server import FakeServer
@@ -163,3 +167,22 @@ def test_a_replica_that_is_not_there(server: FakeServer, call: str) -> None:
     answer = post(server, f"/admin/{call}", {"stage": "talker", "replica": 3})
     assert answer.status_code == 400
     assert answer.json()["error"]["message"].startswith("there is no replica talker/3; there is")
+
+
+def test_a_caller_who_leaves_waits_for_no_stage_that_hangs() -> None:
+    """C12: all stages are frozen; letting go of a call takes a second, not as long as they hang."""
+    with FakeServer(answers={}) as server:
+        for stage in server.stages.values():
+            server.on_loop(partial(setattr, stage, "frozen", True))
+        request = OmniRequest(text="hello", modalities=("text",))
+
+        async def leave() -> None:
+            async with asyncio.timeout(0.2):
+                await server.omni.generate(request)
+
+        began = time.monotonic()
+        with pytest.raises(TimeoutError):
+            server.run(leave())
+        assert time.monotonic() - began < 5 * PATIENCE_S
+        for stage in server.stages.values():
+            server.on_loop(stage.die)

@@ -13,6 +13,7 @@ from antiphon.errors import (
     ShutdownError,
     StageDiedError,
 )
+from antiphon.orchestrator.api import Finished
 from antiphon.orchestrator.live import PATIENCE_S
 from antiphon.orchestrator.replica import ReplicaState
 from antiphon.orchestrator.segments import MAX_SEGMENTS
@@ -49,6 +50,7 @@ class CheckedPipeline(PipelineWorld):
                 assert self.world.omni.admission.live(stage) == self.load(stage), "miscounted"
             self.check_processes()
             self.check_states()
+            self.check_timers()
         elif self.closing.done():
             self.check_closed()
             self.open(self.parts, self.counts)
@@ -154,6 +156,13 @@ class CheckedPipeline(PipelineWorld):
         for process in self.world.all:
             assert process.gone or process in current or restarting, "a process is left over"
 
+    def check_timers(self) -> None:
+        """One for the watch, one for each start that goes on or is due, one for each request."""
+        starting = sum(not p.gone and not p.serves for p in self.processes)
+        due = sum(post.due_s is not None for post in self.posts.values())
+        alive = sum(caller.alive for caller in self.callers)
+        assert self.clock.ordered <= 1 + starting + due + alive, "a timer is left"
+
     def check_states(self) -> None:
         asked = self.slumber_asked
         states = self.world.omni.stage_states
@@ -202,6 +211,7 @@ class CheckedPipeline(PipelineWorld):
         self.check_callers()
         for caller in self.callers:
             caller.gone = True
+            caller.expect(Finished, None)
             if isinstance(caller, Talk):
                 caller.closed = True
             if caller.alive and caller.live is not None:
@@ -222,9 +232,7 @@ class CheckedPipeline(PipelineWorld):
         for process in self.processes:
             assert process.gone or not process.live
             assert process.gone or self.anyone_asleep or not process.store.outstanding
-        starting = sum(not p.gone and not p.serves for p in self.processes)
-        due = sum(post.due_s is not None for post in self.posts.values())
-        assert self.clock.ordered <= 1 + starting + due, "a timer is left"
+        self.check_timers()
         self.callers = [talk for talk in self.talks if not talk.ended]
 
     @property

@@ -20,7 +20,6 @@ from antiphon.orchestrator.sessions import Session
 LATE = "late"  # the code of a session that its caller has given up, as sessions have no deadline
 GUARD_S = 30.0  # after its deadline a call that still runs is given up
 _STAGE = re.compile(r"stage '([a-z0-9_-]+)(?:/\d+)?'")
-_EDGE = re.compile(r"edge '([^']+)'")
 
 
 class Callers:
@@ -42,7 +41,6 @@ class Callers:
         self._deadline_s = deadline_s
         self._clock = clock
         self._record = record
-        self._producers = {edge.name: edge.producer for edge in omni.topology.edges}
         self._numbers = itertools.count()
         self.by_label: dict[str, Called] = {}
 
@@ -204,16 +202,9 @@ class Callers:
             call.outcomes += 1
             refused = call.kind is Kind.BAD and isinstance(error, CallerError)
             call.code, call.message = error.code, str(error)
-            call.stage = self._named(call.message)
+            call.stage = _named(call.message)
             call.wrong = None
             self._end(call, Outcome.REFUSED if refused else Outcome.FAILED)
-
-    def _named(self, message: str) -> str | None:
-        """The stage that an error names; of an edge, which it may name instead, the producer."""
-        if (stage := _STAGE.search(message)) is not None:
-            return stage[1]
-        edge = _EDGE.search(message)
-        return None if edge is None else self._producers.get(edge[1])
 
     def _judge(self, call: Called, way: Way, question: str, reply: Reply | None) -> None:
         if reply is not None and call.outcome is Outcome.WHOLE:
@@ -227,3 +218,9 @@ class Callers:
 
 def _of(reply: Reply) -> Outcome:
     return Outcome.ABORTED if reply.finish_reason == "abort" else Outcome.WHOLE
+
+
+def _named(message: str) -> str | None:
+    """The stage that an error names."""
+    stage = _STAGE.search(message)
+    return None if stage is None else stage[1]

@@ -95,19 +95,19 @@ def availability(soak: Soak) -> Check:
 
 
 def outcomes(soak: Soak) -> Check:
-    """One outcome each; an error names its stage or an edge; what is bad is refused."""
+    """One outcome each; an error names its stage; what is bad is refused."""
     against = []
     for call in soak.calls:
         if call.outcome is not None and call.outcome is not Outcome.HUNG and call.outcomes != 1:
             against.append(f"{line(call)}: {call.outcomes} outcomes")
         if call.outcome is Outcome.FAILED and call.code not in OWN_TIME and call.stage is None:
-            against.append(f"{line(call)}: the error names neither stage nor edge")
+            against.append(f"{line(call)}: the error names no stage")
     against += [f"request {uid}: two outcomes" for uid in soak.remains.ended_twice]
     against += [f"request {uid}: no outcome" for uid in soak.remains.open_requests]
     against += soak.remains.broken
     errors = sum(call.outcome is Outcome.FAILED for call in soak.calls)
     found = f"{len(soak.calls)} calls, {errors} errors"
-    return Check("one outcome each; every error names its stage, or an edge", found, tuple(against))
+    return Check("one outcome each; every error names its stage", found, tuple(against))
 
 
 def answers(soak: Soak) -> Check:

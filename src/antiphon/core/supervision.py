@@ -14,7 +14,7 @@ from dataclasses import dataclass
 class RestartPolicy:
     """At most `restarts` within `window_s`, each after a pause that doubles from `backoff_s` on.
 
-    `max_backoff_s` is the longest pause. All in seconds.
+    `max_backoff_s` is the longest pause. All in seconds, `window_s` more than 0.
     """
 
     restarts: int = 5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -47,10 +48,14 @@ def weight_files(folder: str | Path) -> dict[str, str]:
     return {name: file.name for file in files for name in read_header(file)}
 
 
-def weight_bytes(folder: str | Path, prefixes: Sequence[str] = ()) -> int:
+def weight_bytes(
+    folder: str | Path, prefixes: Sequence[str] = (), widest: int | None = None
+) -> int:
     """Bytes of the weights whose names begin with one of `prefixes`; of all where there are none.
 
-    0 where nothing can be read: what is wrong with a checkpoint is for others to say.
+    `widest` is the size of an element that is loaded in bytes, of one that is stored wider; None
+    counts what is stored. 0 where nothing can be read: what is wrong with a checkpoint is for
+    others to say.
     """
     folder = Path(folder)
     wanted = tuple(prefixes) or ("",)
@@ -59,11 +64,15 @@ def weight_bytes(folder: str | Path, prefixes: Sequence[str] = ()) -> int:
     except ModelUnavailableError:
         return 0
     return sum(
-        tensor.data_offsets[1] - tensor.data_offsets[0]
+        _loaded(tensor.data_offsets[1] - tensor.data_offsets[0], math.prod(tensor.shape), widest)
         for header in headers
         for name, tensor in header.items()
         if name.startswith(wanted)
     )
+
+
+def _loaded(stored: int, elements: int, widest: int | None) -> int:
+    return stored if widest is None else min(stored, elements * widest)
 
 
 def check_checkpoint(folder: str | Path, stage: Stage) -> None:

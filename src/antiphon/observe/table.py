@@ -214,7 +214,7 @@ KV_HANDOFF = Metric(
 
 # --- now ------------------------------------------------------------------------------------------
 
-STAGE_UP = Metric("stage_up", _G, _N, "1 for a replica that serves, else 0.", PLACE)
+STAGE_UP = Metric("stage_up", _G, _N, "1 for a replica that serves or sleeps, else 0.", PLACE)
 RESTARTS = Metric("restarts_total", _C, _N, "Times that a replica was started again.", PLACE)
 STAGE_REQUESTS = Metric(
     "stage_requests", _G, _N, "Requests that a stage has, running and waiting.", ("stage",)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from antiphon.errors import AntiphonError, InvalidRequestError, ShutdownError
 from antiphon.observe.record import Observer
@@ -42,6 +43,7 @@ class Administration:
     def __init__(self, router: Router, on_notice: OnNotice | None = None) -> None:
         self._router = router
         self._notify = on_notice or (lambda line: None)
+        self._closed = False
         self._to_sleep: frozenset[str] = frozenset()  # memory that all are to have given back
         self._sleep_level = 1
         self._asleep: dict[Replica, frozenset[str]] = {}  # what each has given back, if anything
@@ -72,6 +74,8 @@ class Administration:
         return {stage: StageState(tuple(states)) for stage, states in found.items()}
 
     def _state(self, replica: Replica) -> ReplicaState:
+        if self._closed:
+            return ReplicaState(replica.number, "gone", "the pipeline is closed")
         seats = {} if self._stages is None else self._stages.seats
         seat = seats.get(replica)
         if seat is None or not (self._ready or seat.life.restarts):
@@ -98,6 +102,8 @@ class Administration:
         A replica that is being started again sleeps as soon as it serves. An error is that of one
         replica, and the others sleep.
         """
+        if level not in (1, 2):
+            raise InvalidRequestError(f"there is no sleep level {level}; use 1 or 2")
         self._require_all()
         self._to_sleep, self._sleep_level = MEMORY, level
         answers = await self._ask(lambda token: Sleep(level, token), self._sleeps)
@@ -113,13 +119,12 @@ class Administration:
         """
         self._serving()
         woken = MEMORY if tags is None else frozenset(tags)
-
-        def wakes(replica: Replica) -> None:
-            if still := self._asleep.pop(replica, frozenset()) - woken:
-                self._asleep[replica] = still
-
         self._to_sleep -= woken
-        await self._ask(lambda token: Wake(tags, token), wakes)
+        await self._ask(lambda token: Wake(tags, token), partial(self._wakes, woken))
+
+    def _wakes(self, woken: frozenset[str], replica: Replica) -> None:
+        if still := self._asleep.pop(replica, frozenset()) - woken:
+            self._asleep[replica] = still
 
     async def inspect(self) -> dict[str, Inspection]:
         """Check every store of every stage; what each replica holds."""
@@ -184,11 +189,13 @@ class Administration:
         if not self._serving().clients[known].watched:
             raise InvalidRequestError("stages in the caller's process cannot be started again")
         async with self._restarting.setdefault(known, asyncio.Lock()):
+            drained = known in self._router.draining  # then it stays so
             try:
                 await self._router.drain(known)
                 await self._serving().restart(known)
             finally:
-                self._router.rejoin(known)
+                if not drained:
+                    self._router.rejoin(known)
 
     def _known(self, stage: str, number: int) -> Replica:
         replica = Replica(stage, number)
@@ -224,6 +231,9 @@ class Administration:
             client = self._stages.clients[replica]
             level = self._sleep_level
             self._questions.tell(replica, client, lambda token: Sleep(level, token), self._sleeps)
+            if awake := MEMORY - self._to_sleep:
+                wake = partial(Wake, sorted(awake))
+                self._questions.tell(replica, client, wake, partial(self._wakes, awake))
 
     def _serving(self) -> StageSet:
         if self._stages is None or not self._ready:

@@ -79,7 +79,9 @@ class Dispatch:
         replicas = self._replicas.get(stage, [Replica(stage)])
         if any(self._takes(replica) for replica in replicas):
             return
-        why = next((self._gone[r] for r in replicas if r in self._gone), "it drains")
+        why = next((self._gone[r] for r in replicas if r in self._gone), None)
+        if why is None:
+            raise StageDiedError(f"stage '{stage}' takes no requests: it drains")
         raise StageDiedError(f"stage '{stage}' is not running: {why}")
 
     def lost(self, replica: Replica, why: AntiphonError) -> None:

@@ -55,7 +55,7 @@ class LiveRequest:
     timer: Timer | None = None
     cause: str | None = None  # of an abort: who wanted it
     quiet: bool = True  # nothing has been handed out
-    told: bool = False  # the outcome has been
+    known: asyncio.Event = field(default_factory=asyncio.Event)  # the outcome has been told
 
     def start(self, prompts: Sequence[AnyPrompt]) -> None:
         """Submit it to its stages."""
@@ -142,7 +142,7 @@ class LiveRequest:
 
     def _tell(self) -> None:
         """Tell the outcome of a request that was ended, if that has not been done."""
-        if self.told:
+        if self.known.is_set():
             return
         if isinstance(self.outcome, AntiphonError):
             self._conclude(self.outcome)
@@ -158,7 +158,8 @@ class LiveRequest:
         return Finished(self.flow.reply(finish_reason))
 
     def _conclude(self, outcome: Finished | AntiphonError) -> None:
-        self.told, self.outcome = True, None  # an error that is raised holds this request
+        self.outcome = None  # an error that is raised holds this request
+        self.known.set()
         self.events.put_nowait(self._recorded(outcome))
 
     def _let_go(self) -> None:

@@ -151,7 +151,7 @@ class AsyncOmni(Administration):
     async def close(self) -> None:
         """Fail what is running, stop every stage, leave nothing behind. May be called twice."""
         stages, self._stages = self._stages, None
-        self._ready = False
+        self._ready, self._closed = False, True
         self._preparation.close()
         if stages is not None:
             await to_the_end(self._close(stages))
@@ -202,8 +202,8 @@ class AsyncOmni(Administration):
                 if isinstance(event, Finished):
                     return
         finally:
-            if not live.told:
-                await asyncio.shield(self._router.abort(live, "disconnect"))
+            live.end(None, "disconnect")  # harmless if it has ended
+            await asyncio.shield(live.known.wait())
 
     async def generate(self, request: OmniRequest) -> Reply:
         """The whole reply."""

@@ -46,6 +46,7 @@ class ProcessStage(StageClient):
         self._ready = False
         self._stopping = False
         self._killed: AntiphonError | None = None
+        self._ending = threading.Lock()  # `stop` may be called by several at once
         encoded = msgspec.msgpack.encode(spec)
         ours, theirs = socket.socketpair()
         with theirs:
@@ -92,18 +93,19 @@ class ProcessStage(StageClient):
         self._outbox.put(Stop())
         if not self._ready:  # it would hear of it when it has loaded, and holds nothing yet
             self._process.terminate()
-        for end in (self._process.terminate, self._process.kill):
-            try:
-                self._process.wait(timeout_s)
-                break
-            except subprocess.TimeoutExpired:
-                end()
-        self._process.wait()
-        self._outbox.put(None)
-        for thread in self._threads:
-            thread.join()
-        self._channel.close()
-        self._log.close()
+        with self._ending:
+            for end in (self._process.terminate, self._process.kill):
+                try:
+                    self._process.wait(timeout_s)
+                    break
+                except subprocess.TimeoutExpired:
+                    end()
+            self._process.wait()
+            self._outbox.put(None)
+            for thread in self._threads:
+                thread.join()
+            self._channel.close()
+            self._log.close()
 
     def _write(self) -> None:
         while (command := self._outbox.get()) is not None:

@@ -108,7 +108,7 @@ class Questions:
         """A replica has ended and answers no more."""
         for asked, future, _ in self._open.values():
             if asked == replica and not future.done():
-                future.set_exception(why)
+                future.set_exception(type(why)(str(why)))  # each raises one of its own
         self._open = {t: a for t, a in self._open.items() if a[0] != replica}
 
     def check_integrity(self) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import secrets
 import time
 from collections import Counter
@@ -18,6 +19,7 @@ from functools import partial
 from antiphon.errors import (
     AntiphonError,
     DuplicateRequestError,
+    InvalidRequestError,
     ShutdownError,
 )
 from antiphon.orchestrator.admission import Admission
@@ -39,6 +41,7 @@ from antiphon.pipeline.topology import Stage
 from antiphon.stage.messages import Aborted, Event, Interrupted, Output, Step
 
 Live = LiveRequest | LiveSession
+logger = logging.getLogger(__name__)
 
 
 Reclaim = Callable[[Collection[str]], object]
@@ -142,11 +145,18 @@ class Router:
         del self._live[live.uid]
         self.admission.leave(live.route.stages)
         self._dispatch.unbind(live.route.replicas.values())
-        self._wake_drained()
-        if live.route.severed:
-            self._reclaim(live.units())
         if live.label is not None:
             del self._labels[live.label]
+        self._wake_drained()
+        if live.route.severed:
+            self._remove_payloads(live)
+
+    def _remove_payloads(self, live: Live) -> None:
+        """What a replica that has ended may have left. If it cannot be, it goes with the run."""
+        try:
+            self._reclaim(live.units())
+        except (OSError, AntiphonError):
+            logger.exception("payloads of a request could not be removed")
 
     def require(self, stage: str) -> None:
         """Raise StageDiedError if the stage is gone."""
@@ -252,9 +262,14 @@ class Router:
         self._dispatch.joined(replica)
 
     async def drain(self, replica: Replica) -> None:
-        """Give a replica no more requests; returns when it has none."""
+        """Give a replica no more requests; returns when it has none.
+
+        Raises InvalidRequestError if it is told to `rejoin` before that.
+        """
         self._dispatch.draining.add(replica)
         while self._dispatch.live[replica]:
+            if replica not in self._dispatch.draining:
+                raise InvalidRequestError(f"replica {replica} was told to rejoin meanwhile")
             waiter = asyncio.get_running_loop().create_future()
             self._drained.append(waiter)
             await waiter
@@ -262,6 +277,7 @@ class Router:
     def rejoin(self, replica: Replica) -> None:
         """Undo `drain`."""
         self._dispatch.draining.discard(replica)
+        self._wake_drained()
 
     def _wake_drained(self) -> None:
         waiters, self._drained = self._drained, []

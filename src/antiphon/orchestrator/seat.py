@@ -22,6 +22,7 @@ class Seat:
     spec: StageSpec
     life: Life
     first: asyncio.Future[Ready]
+    generation: int = 0  # of its processes; what an earlier one says counts no more
     watch: Watch | None = None  # of the process that serves
     began_s: float = 0.0  # clock value at which the process was started
     due_s: float | None = None  # clock value at which the next one is
@@ -51,19 +52,16 @@ class Seat:
             self.timer.cancel()
         self.timer = timer
 
-    def is_back(self) -> None:
-        """It serves again."""
+    def settle(self, why: AntiphonError | None = None) -> None:
+        """It serves again, or there will be no other process: whoever waits for it is told."""
         waiters, self.back = self.back, []
         for waiter in waiters:
-            if not waiter.done():
+            if waiter.done():
+                continue
+            if why is None:
                 waiter.set_result(None)
-
-    def give_up(self, why: AntiphonError) -> None:
-        """There will be no other process."""
-        waiters, self.back = self.back, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_exception(why)
+            else:
+                waiter.set_exception(type(why)(str(why)))  # each raises one of its own
 
     def state(self, now: float, *, asleep: bool, draining: bool) -> ReplicaState:
         """How it is, in one word and a reason."""
@@ -79,7 +77,7 @@ class Seat:
             case LifePhase.STARTING:
                 word = "restarting" if restarts else "starting"
                 return ReplicaState(number, word, life.why, restarts, 0.0 if restarts else None)
-            case LifePhase.LOST:
+            case LifePhase.LOST | LifePhase.STOPPED:
                 due_s = 0.0 if self.due_s is None else max(0.0, self.due_s - now)
                 return ReplicaState(number, "restarting", life.why, restarts, due_s)
             case _:

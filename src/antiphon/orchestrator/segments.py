@@ -330,15 +330,17 @@ class LiveSession:
         if self._timer is not None:
             self._timer.cancel()
         self._tell()
-        self.events.put_nowait(None)
         self.ended.set()
         self._over(self)
 
     def _tell(self) -> None:
-        """Tell the error, if there is one and that has not been done."""
-        if self.error is not None and not self._told:
-            self._told = True
+        """Tell that nothing follows, and the error before it, if that has not been done."""
+        if self._told:
+            return
+        self._told = True
+        if self.error is not None:
             self.events.put_nowait(self.error)
+        self.events.put_nowait(None)
 
 
 def _end_of_session(stage: str, output: Output) -> AntiphonError | None:

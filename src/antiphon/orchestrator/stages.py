@@ -16,7 +16,7 @@ from antiphon.orchestrator.local import LocalStages
 from antiphon.orchestrator.process import ProcessStage
 from antiphon.orchestrator.replica import Replica
 from antiphon.orchestrator.seat import Seat
-from antiphon.orchestrator.tasks import READY, Progress
+from antiphon.orchestrator.tasks import READY, Progress, to_the_end
 from antiphon.orchestrator.timers import Later, Timer, on_loop
 from antiphon.pipeline.supervision import Supervision
 from antiphon.stage.messages import Event, Pong, Ready, Starting
@@ -145,7 +145,7 @@ class StageSet:
         if seat.first.done() and not seat.first.cancelled():
             seat.first.exception()  # seen: a second failure has nobody to go to
         seat.first.cancel()
-        seat.give_up(_closed())
+        seat.settle(_closed())
 
     def _begin_local(self) -> None:
         specs = {replica.stage: spec for replica, spec in self._specs.items()}
@@ -155,24 +155,34 @@ class StageSet:
     def _begin(self, seat: Seat) -> None:
         """Start a replica's process."""
         seat.began_s, seat.due_s, seat.watch = self._clock(), None, None
+        seat.generation += 1
         self._on_progress(str(seat.replica), "starting its process")
-        self.clients[seat.replica] = self._make_client(seat.spec, *self._callbacks(seat.replica))
+        callbacks = self._callbacks(seat.replica, seat.generation)
+        self.clients[seat.replica] = self._make_client(seat.spec, *callbacks)
 
     # --- what replicas say, from other threads ------------------------------------------------
 
-    def _callbacks(self, replica: Replica) -> tuple[OnEvent, OnGone]:
-        soon = self._running_loop().call_soon_threadsafe
+    def _callbacks(self, replica: Replica, generation: int) -> tuple[OnEvent, OnGone]:
+        soon, seat = self._running_loop().call_soon_threadsafe, self._seats[replica]
+
+        def dispatch(event: Event, frames: Frames) -> None:
+            if seat.generation == generation:
+                self._dispatch(replica, event, frames)
+
+        def lost(why: AntiphonError) -> None:
+            if seat.generation == generation:
+                self._lost(replica, why)
 
         def on_event(stage: str, event: Event, frames: Frames) -> None:
-            soon(self._dispatch, replica, event, frames)
+            soon(dispatch, event, frames)
 
         def on_gone(stage: str, why: AntiphonError) -> None:
-            soon(self._lost, replica, why)
+            soon(lost, why)
 
         return on_event, on_gone
 
     def _callbacks_by_name(self) -> tuple[OnEvent, OnGone]:
-        callbacks = {replica.stage: self._callbacks(replica) for replica in self._specs}
+        callbacks = {replica.stage: self._callbacks(replica, 0) for replica in self._specs}
 
         def on_event(stage: str, event: Event, frames: Frames) -> None:
             callbacks[stage][0](stage, event, frames)
@@ -190,6 +200,8 @@ class StageSet:
     def _dispatch(self, replica: Replica, event: Event, frames: Frames) -> None:
         seat = self._seats[replica]
         match event:
+            case Starting() | Ready() if self._stopped:
+                pass
             case Starting():
                 self._on_progress(str(replica), event.phase)
             case Ready():
@@ -212,7 +224,7 @@ class StageSet:
             seat.first.set_result(ready)
             return
         self._listener.on_back(seat.replica)
-        seat.is_back()
+        seat.settle()
 
     def _lost(self, replica: Replica, why: AntiphonError) -> None:
         """While any stage still starts, the loss of one fails the start."""
@@ -228,13 +240,13 @@ class StageSet:
         pause = seat.life.lost(str(why), now)
         seat.watch = None
         seat.due_s = None if pause is None else now + pause
-        self._listener.on_gone(replica, why, pause)
         self._clear(seat)
         if pause is None:
             seat.set_timer(None)
-            seat.give_up(why)
+            seat.settle(why)
         else:
             seat.set_timer(self._later(pause, partial(self._begin_again, seat)))
+        self._listener.on_gone(replica, why, pause)
 
     def _clear(self, seat: Seat) -> None:
         """See to what a process that has ended leaves in this one: threads, a pipe."""
@@ -251,7 +263,7 @@ class StageSet:
         seat.life.begins()
         try:
             self._begin(seat)
-        except OSError as error:  # no memory for a process, no descriptor for its socket
+        except (OSError, RuntimeError) as error:  # no memory, descriptor or thread for it
             why = StageStartError(f"stage '{seat.replica}' could not be started again: {error}")
             self._lost(seat.replica, why)
             return
@@ -285,21 +297,26 @@ class StageSet:
         if self._stopped:
             raise _closed()
         seat = self._seats[replica]
-        client = self.clients[replica]
-        seat.set_timer(None)
-        if seat.life.phase in (LifePhase.READY, LifePhase.STARTING):
-            why = StageDiedError(f"stage '{replica}' is started again")
-            self._listener.on_gone(replica, why, 0.0)
-            seat.watch = None
-            await asyncio.to_thread(client.stop, STOP_TIMEOUT_S)
-            if self._stopped:
-                raise _closed()
-            seat.set_timer(None)  # it may have ended by itself just then
-        seat.life.stopped()
         waiter = self._running_loop().create_future()
         seat.back.append(waiter)
-        self._begin_again(seat)
+        # Whoever asked may go away; a replica without a process and a successor may not be.
+        await to_the_end(self._replace(seat))
         await waiter
+
+    async def _replace(self, seat: Seat) -> None:
+        seat.set_timer(None)
+        seat.generation += 1
+        seat.watch = None
+        running = seat.life.phase in (LifePhase.READY, LifePhase.STARTING)
+        seat.life.stopped()
+        if running:
+            why = StageDiedError(f"stage '{seat.replica}' is started again")
+            self._listener.on_gone(seat.replica, why, 0.0)
+            await asyncio.to_thread(self.clients[seat.replica].stop, STOP_TIMEOUT_S)
+        if self._stopped:
+            seat.settle(_closed())
+        else:
+            self._begin_again(seat)
 
 
 def _closed() -> ShutdownError:

@@ -35,6 +35,8 @@ class Supervision(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             raise DeploymentError(f"restarts: {self.restarts} is negative; give 0 for never")
         for name in ("window_s", "backoff_s", "max_backoff_s", "silence_s", "step_s"):
             check_timeout(name, msgspec.structs.asdict(self)[name])
+        if not self.window_s:
+            raise DeploymentError("window_s: 0 is no time; give some seconds, or restarts: 0")
 
     @property
     def policy(self) -> RestartPolicy:

@@ -21,6 +21,7 @@ from antiphon.errors import (
     ShutdownError,
     StageDiedError,
     StageInputTimeout,
+    StageStartError,
 )
 
 # The first class that fits; CallerError is 400, everything else 500.
@@ -30,6 +31,7 @@ _STATUS: tuple[tuple[type[AntiphonError], int], ...] = (
     (OverloadedError, 429),
     (ShutdownError, 503),
     (StageDiedError, 503),
+    (StageStartError, 503),
     (DeadlineExceededError, 504),
     (StageInputTimeout, 504),
 )

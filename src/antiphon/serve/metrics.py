@@ -23,6 +23,7 @@ from antiphon.orchestrator.replica import Replica, StageState
 from antiphon.stage.messages import Measured
 
 ANSWER_TIMEOUT_S = 1.0
+_UP = frozenset({"ready", "draining", "asleep"})
 
 
 class Measurable(Protocol):
@@ -123,7 +124,7 @@ def _pipeline(figures: _Figures, omni: Measurable, states: Mapping[str, StageSta
     for stage, state in states.items():
         for replica in state.replicas:
             place = (stage, str(replica.id))
-            figures.put(table.STAGE_UP, replica.state in ("ready", "draining"), *place)
+            figures.put(table.STAGE_UP, replica.state in _UP, *place)
             figures.put(table.RESTARTS, replica.restarts, *place)
         figures.put(table.STAGE_REQUESTS, omni.admission.live(stage), stage)
         if (limit := omni.admission.limit(stage)) is not None:

@@ -24,12 +24,17 @@ def plan_memory(
                 name,
                 settings.device,
                 deployment.replicas[name],
-                weight_bytes(spec.model, topology.stage(name).weights),
+                weight_bytes(spec.model, topology.stage(name).weights, _widest(settings.dtype)),
                 0 if settings.kv_cache_bytes is None else parse_bytes(settings.kv_cache_bytes),
                 spec.connector.max_bytes,
             )
         )
     return plan
+
+
+def _widest(dtype: str | None) -> int:
+    """Bytes of an element; vLLM's auto makes 16 bits of 32."""
+    return 4 if dtype in ("float32", "float") else 2
 
 
 def require_memory(

@@ -15,6 +15,7 @@ import threading
 import traceback
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
+from typing import NoReturn
 
 import msgspec
 
@@ -41,7 +42,8 @@ def main() -> None:
     except AntiphonError as error:
         channel.send(Failed(error.to_wire()))
         if error.__cause__ is not None:
-            raise  # where it comes from is in the log
+            traceback.print_exc()
+        _end(1)  # at once: whatever is to be shut down in order may hang
 
 
 def _reason(error: Exception) -> str:
@@ -92,10 +94,13 @@ def _serve(spec: StageSpec, channel: Channel[Command]) -> None:
         raise kind(f"{what}: {_reason(error)}") from error
 
 
-if __name__ == "__main__":
-    main()
-    # The engine is shut down. Python's own end would take seconds more with torch loaded, and
-    # whoever closes the pipeline waits for it.
+def _end(status: int) -> NoReturn:
+    """Python's own end would take seconds more with torch loaded, and somebody waits for it."""
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    main()
+    _end(0)
