@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from antiphon.errors import PayloadError
+from antiphon.payload.kv_fields import RESERVED
 from antiphon.payload.ref import FieldSpec, Layout
 from antiphon.payload.types import Field, Payload, per_request, per_token
 from antiphon.payload.wire import ALIGNMENT, DTYPES, Limits, decode, encode
@@ -73,7 +74,8 @@ def assert_same(got: Payload, sent: Payload) -> None:
 @st.composite
 def payloads(draw: st.DrawFn) -> Payload:
     fields = {}
-    for name in draw(st.lists(st.text(max_size=8), max_size=4, unique=True)):
+    free = st.text(max_size=8).filter(lambda name: not name.startswith(RESERVED))
+    for name in draw(st.lists(free, max_size=4, unique=True)):
         dtype = DTYPES[draw(st.sampled_from(sorted(DTYPES)))]
         shape = draw(st.lists(st.integers(0, 4), max_size=4))
         count = torch.Size(shape).numel() * dtype.itemsize
