@@ -63,7 +63,8 @@ class CheckedPipeline(PipelineWorld):
                 continue
             if replica is not None and replica in self.posts:
                 self.posts[replica].restarts -= 1
-                self.posts[replica].draining = False
+                # What was draining before stays so, unless it was told otherwise meanwhile.
+                self.posts[replica].draining = replica in self.world.router.draining
             assert not task.cancelled(), f"{kind}: whoever asked was cancelled"
             error = task.exception()
             assert error is None or isinstance(error, AntiphonError), f"{kind}: {error!r}"

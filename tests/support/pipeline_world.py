@@ -127,10 +127,8 @@ class PipelineWorld(RuleBasedStateMachine):
             if caller.alive and caller.bound(process.replica) and caller.needs(process):
                 caller.expect(StageDiedError, self.clock())
                 caller.named.add(process.replica.stage)
-        post = self.posts[process.replica]
-        # One that is being ended on purpose, which has no requests any more, may end by itself.
-        if not (process.serves and post.restarts and not self.loads()[process.replica]):
-            post.died(self.clock())
+        if not self.world.ends_on_purpose(process.replica):
+            self.posts[process.replica].died(self.clock())
 
     def caller(self, number: int) -> Caller:
         return next(caller for caller in self.callers if caller.number == number)

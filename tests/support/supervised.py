@@ -8,6 +8,7 @@ from pathlib import Path
 
 from antiphon import AsyncOmni
 from antiphon.connector.runs import data_name, key_digest, shm_directory
+from antiphon.core.supervision import LifePhase
 from antiphon.errors import AntiphonError, InvalidRequestError
 from antiphon.observe.record import Timeline
 from antiphon.orchestrator.clients import OnEvent, OnGone
@@ -257,6 +258,11 @@ class Supervised:
         self.loop.settle()
         for process in self.all:
             process.known_gone = process.gone
+
+    def ends_on_purpose(self, replica: Replica) -> bool:
+        """Whether its process is being ended because somebody has it started again."""
+        stages = self.omni._stages  # as with the router
+        return stages is not None and stages.seats[replica].life.phase is LifePhase.STOPPED
 
     def limit(self, stage: str) -> int:
         """Requests that a stage may have."""
