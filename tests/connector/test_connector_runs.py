@@ -16,9 +16,11 @@ from antiphon.connector.runs import (
     RunLock,
     new_run_token,
     reclaim_dead_runs,
+    remove_payloads,
     remove_run,
     shm_directory,
 )
+from antiphon.connector.segments import SEGMENT_BYTES
 from antiphon.connector.shm import ShmConnector
 from antiphon.errors import ConnectorError
 
@@ -129,6 +131,27 @@ def test_removing_a_run_leaves_the_others(tmp_path: Path) -> None:
     assert bytes(two.take("k")) == b"x"
     one.close()
     two.close()
+
+
+def test_payloads_of_some_units_are_removed_and_no_others(tmp_path: Path) -> None:
+    connector, other = (ShmConnector(run, 4 * SEGMENT_BYTES, tmp_path) for run in "ab")
+    try:
+        for key in ("u1.0/e/0/0", "u1.0/e/0/1", "u1.1/e/0/0", "u10.0/e/0/0"):
+            connector.put(key, [b"x"])
+        other.put("u1.0/e/0/0", [b"x"])
+        connector.put("u1.0/large/0/0", [bytes(SEGMENT_BYTES)])  # its file is kept besides
+        assert remove_payloads("a", ["u1.0", "u9.0"], tmp_path) == 3
+        for key in ("u1.1/e/0/0", "u10.0/e/0/0"):
+            assert bytes(connector.take(key)) == b"x"
+        assert bytes(other.take("u1.0/e/0/0")) == b"x"
+        with pytest.raises(ConnectorError, match="is not stored"):
+            connector.take("u1.0/e/0/0")
+        connector.check_integrity()
+        assert remove_payloads("a", [], tmp_path) == 0
+    finally:
+        connector.close()
+        other.close()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_starting_and_reclaiming_at_once_never_loses_a_live_run(tmp_path: Path) -> None:

@@ -34,6 +34,23 @@ How a fault is provoked:
 
 """
 
+_BEYOND = """\
+## Many at once
+
+The rows are one fault each. What several of them do together is tried in these ways:
+
+- `tests/faults/test_faults_machine.py`: a hypothesis state machine over the real `AsyncOmni` and
+  its supervision, with several replicas of fake stages: requests and sessions, chunks, stalls, errors,
+  aborts, interruptions, sleep, wake, kill, restart, drain, close, at any moment and in any order.
+  After every step no table disagrees, every request has at most one outcome, nobody is hurt by
+  another's fault; in the end nothing is left. The slow test takes 100,000 steps.
+- `tests/faults/test_faults_leaks_*.py`: thousands of requests with 1 MiB payloads each that finish,
+  fail, are refused and aborted, without garbage collection: what was theirs is gone at once.
+- `antiphon bench soak`: the voice pipeline under random faults for a quarter of an hour, in
+  [Soak](soak.md).
+- [Field cases](field-cases.md): what went wrong elsewhere.
+"""
+
 _HOW = {
     Level.WIRE: "the real server, router and supervision; each stage is a real process that speaks"
     " the real messages and keeps real payloads in shared memory, without an engine behind it, so"
@@ -49,7 +66,7 @@ _COLUMNS = ("fault", "who fails", "how fast", "started again", "`/health`", "wha
 def render() -> str:
     """The page as Markdown."""
     how = "".join(f"- *{level}*: {text}.\n" for level, text in _HOW.items())
-    return _HEAD + how + "\n" + "\n".join(_section(target) for target in Target)
+    return _HEAD + how + "\n" + "\n".join(_section(target) for target in Target) + "\n" + _BEYOND
 
 
 def _section(target: Target) -> str:
