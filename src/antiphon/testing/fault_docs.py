@@ -39,11 +39,12 @@ _BEYOND = """\
 
 The rows are one fault each. What several of them do together is tried in these ways:
 
-- `tests/faults/test_faults_machine.py`: a hypothesis state machine over the real `AsyncOmni` and
-  its supervision, with several replicas of fake stages: requests and sessions, chunks, stalls,
-  errors, aborts, interruptions, sleep, wake, kill, restart, drain, close, at any moment and in any
-  order. After every step no table disagrees, every request has at most one outcome, nobody is hurt by
-  another's fault; in the end nothing is left. The slow test takes 100,000 steps.
+- `tests/faults/test_faults_machine.py`: a hypothesis state machine over the real `AsyncOmni`
+  and its supervision, with several replicas of fake stages: requests and sessions, chunks,
+  stalls, errors, aborts, interruptions, sleep, wake, kill, restart, drain, close, at any moment
+  and in any order. After every step no table disagrees, every request has at most one outcome,
+  nobody is hurt by another's fault; in the end nothing is left. The slow test takes 100,000
+  steps.
 - `tests/faults/test_faults_leaks_*.py`: thousands of requests with 1 MiB payloads each that finish,
   fail, are refused and aborted, without garbage collection: what was theirs is gone at once.
 - `antiphon bench soak`: the voice pipeline under random faults for a quarter of an hour, in
