@@ -69,7 +69,7 @@ async def test_an_abort_is_answered_while_the_pipeline_sleeps(voice: AsyncOmni) 
 
 
 async def test_what_makes_no_sense_is_the_callers_error(voice: AsyncOmni) -> None:
-    with pytest.raises(InvalidRequestError, match="no sleep of level 3"):
+    with pytest.raises(InvalidRequestError, match="no sleep level 3"):
         await voice.sleep(3)
     with pytest.raises(InvalidRequestError, match="no memory 'nonsense'"):
         await voice.wake(["nonsense"])

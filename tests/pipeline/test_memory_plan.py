@@ -88,7 +88,7 @@ def _checkpoint(folder: Path) -> Path:
 
 
 def test_every_stage_has_a_budget_of_its_own(tmp_path: Path) -> None:
-    """C110: weights, cache and payloads, for each of its replicas."""
+    """C110: weights as they are loaded, cache and payloads, for each of its replicas."""
     given = Deployment(
         pipeline="sample",
         stages={"talker": StageDeployment(kv_cache_bytes="8MiB")},
@@ -101,7 +101,7 @@ def test_every_stage_has_a_budget_of_its_own(tmp_path: Path) -> None:
         TOPOLOGY, filled, run="r1", on_progress=lambda name, text: told.append((name, text))
     )
     plan = {item.name: item for item in plan_memory(TOPOLOGY, filled, specs)}
-    assert plan["talker"] == StageMemory("talker", "cpu", 2, 4 * MIB, 8 * MIB, 2 * MIB)
+    assert plan["talker"] == StageMemory("talker", "cpu", 2, 2 * MIB, 8 * MIB, 2 * MIB)
     assert plan["thinker"] == replace(plan["talker"], name="thinker", replicas=1, kv_cache=64 * MIB)
     assert ("talker", f"takes {plan['talker']}") in told
 
@@ -111,7 +111,7 @@ def test_a_pipeline_that_cannot_fit_is_refused_before_it_starts(tmp_path: Path) 
     large = StageDeployment(kv_cache_bytes=1 << 50)
     given = Deployment(pipeline="sample", stages={"thinker": large})
     filled = fill_defaults(TOPOLOGY, given.with_models(_checkpoint(tmp_path)), device="cpu")
-    with pytest.raises(DeploymentError, match=r"thinker 4 MiB weights and 1048576\.0 GiB KV cache"):
+    with pytest.raises(DeploymentError, match=r"thinker 2 MiB weights and 1048576\.0 GiB KV cache"):
         resolve_stages(TOPOLOGY, filled, run="r1")
 
 

@@ -89,7 +89,7 @@ class Slumber:
     def sleep(self, command: Sleep) -> None:
         """Sleep now, or as soon as nothing runs; deeper, if it sleeps already."""
         if command.level not in _LEVELS:
-            wrong = InvalidRequestError(f"there is no sleep of level {command.level}; take 1 or 2")
+            wrong = InvalidRequestError(f"there is no sleep level {command.level}; use 1 or 2")
             self._acknowledge(command, 0, wrong.to_wire())
             return
         if self.awake:
