@@ -226,3 +226,20 @@ def test_help_shows_what_to_pipe_sound_into(command_: str, antiphon: Antiphon) -
 def test_tokens_are_a_whole_number(number: str) -> None:
     with pytest.raises(InvalidRequestError, match="whole number"):
         build_parser().parse_args(["chat", "hi", f"--max-tokens={number}"])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("talkr=2", "replicas.talkr: pipeline voice has no such stage; did you mean talker"),
+        ("talker", "'talker' is not STAGE=N, such as talker=2"),
+        ("talker=0", "'0' is not a whole number of at least 1"),
+    ],
+)
+@pytest.mark.parametrize("command", [("serve",), ("bench", "soak")], ids=" ".join)
+def test_replicas_that_cannot_be(
+    antiphon: Antiphon, command: tuple[str, ...], given: str, message: str
+) -> None:
+    done = antiphon(*command, "--replicas", given)
+    assert done.returncode == 2
+    assert message in done.stderr

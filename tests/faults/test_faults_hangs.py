@@ -18,6 +18,7 @@ from fault_server import (
     Call,
     FaultServer,
     nothing_left,
+    serves,
     submitted,
 )
 
@@ -28,13 +29,6 @@ WATCHED = msgspec.structs.replace(QUICK, silence_s=SILENCE_S, restarts=100)
 def server() -> Iterator[FaultServer]:
     with nothing_left(), FaultServer(supervision=WATCHED) as made:
         yield made
-
-
-def serves(server: FaultServer) -> None:
-    call = Call(server)
-    call.wait()
-    assert (call.error, call.text) == (None, "two")
-    server.check_clean()
 
 
 @pytest.mark.fault("stage-sigstop-idle")

@@ -11,7 +11,7 @@ import pytest
 
 from antiphon.errors import AntiphonError
 from antiphon.testing.fault_table import OK, Fault
-from fault_server import QUICK, Call, FaultServer, nothing_left, submitted
+from fault_server import QUICK, Call, FaultServer, nothing_left, serves, submitted
 
 WORDS = " ".join(["one"] * 40 + ["two"])  # of a slow request, whole
 MANY = msgspec.structs.replace(QUICK, restarts=100)
@@ -21,14 +21,6 @@ MANY = msgspec.structs.replace(QUICK, restarts=100)
 def server() -> Iterator[FaultServer]:
     with nothing_left(), FaultServer(supervision=MANY) as made:
         yield made
-
-
-def serves(server: FaultServer) -> None:
-    """Every kind of request is answered, and nothing is left of any."""
-    call = Call(server)
-    call.wait()
-    assert (call.error, call.text) == (None, "two")
-    server.check_clean()
 
 
 def expect(fault: Fault, calls: list[Call], began_s: float, stage: str) -> None:

@@ -14,7 +14,7 @@ from antiphon.pipeline.deployment import Deployment
 from antiphon.testing.fault_table import OK, Fault
 from fake_server import FAKE
 from fake_stage_process import SLOW_START_S
-from fault_server import QUICK, Call, FaultServer, nothing_left, start_process, wait
+from fault_server import QUICK, Call, FaultServer, nothing_left, serves, start_process, wait
 
 
 def refused(server: FaultServer, fault: Fault) -> None:
@@ -24,13 +24,6 @@ def refused(server: FaultServer, fault: Fault) -> None:
     call.wait()
     assert type(call.error) is fault.error
     assert call.over_s - began_s < (fault.within_s or 0)
-
-
-def serves(server: FaultServer) -> None:
-    call = Call(server)
-    call.wait()
-    assert (call.error, call.text) == (None, "two")
-    server.check_clean()
 
 
 @pytest.mark.fault("start-slow")

@@ -170,6 +170,14 @@ class Call:
         self._running.cancel()
 
 
+def serves(server: FaultServer) -> None:
+    """Every kind of request is answered, and nothing is left of any."""
+    call = Call(server)
+    call.wait()
+    assert (call.error, call.text) == (None, "two")
+    server.check_clean()
+
+
 def submitted(server: FaultServer, *scripts: str, **given: Any) -> list[Call]:
     """Requests that every stage on their ways has been told of."""
     before = server.on_loop(lambda: server.omni.num_running)

@@ -19,7 +19,7 @@ class Formatter(argparse.RawDescriptionHelpFormatter):
 
     def _get_help_string(self, action: argparse.Action) -> str:
         text = action.help or ""
-        telling = action.default not in (None, False, argparse.SUPPRESS)
+        telling = action.default not in (None, False, [], argparse.SUPPRESS)
         return f"{text} (default: %(default)s)" if telling and action.option_strings else text
 
 
@@ -108,6 +108,19 @@ def add_voice(parser: argparse.ArgumentParser) -> None:
 def spoken_params(options: argparse.Namespace) -> dict[str, bool | int | float | str]:
     """What the options of `add_voice` tell the models: `OmniRequest.params`."""
     return {} if options.voice is None else {"speaker": options.voice}
+
+
+def add_replicas(parser: argparse.ArgumentParser, otherwise: str) -> None:
+    """`--replicas`, for the commands that serve for long; `otherwise` is the default in words."""
+    parser.add_argument(
+        "--replicas",
+        type=stage_count,
+        action="append",
+        default=[],
+        metavar="STAGE=N",
+        help="copies of a stage, each in a process of its own; may be given several times"
+        f" (default: {otherwise})",
+    )
 
 
 def add_pipeline_choice(parser: argparse.ArgumentParser) -> None:

@@ -7,7 +7,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from antiphon.cli.arguments import add_pipeline_choice, positive_number, whole_number
+from antiphon.cli.arguments import (
+    add_pipeline_choice,
+    add_replicas,
+    positive_number,
+    whole_number,
+)
 
 if TYPE_CHECKING:
     from antiphon.bench.soak import Plan
@@ -17,9 +22,9 @@ if TYPE_CHECKING:
 EXAMPLES = """examples:
   antiphon bench soak --minutes 15 --report docs/soak.md
   antiphon bench soak --seconds 60 --callers 4 --seed 7 --json soak.json
-  antiphon bench soak --minutes 5 --faults kill,stop,sleep --replicas talker=2,code2wav=2
+  antiphon bench soak --minutes 5 --faults kill,stop,sleep --replicas talker=3
 """
-_FAULTS = "kill,term,stop,full,restart,drain,sleep,abort,disconnect,interrupt,bad"
+_FAULTS = "kill, term, stop, full, restart, drain, sleep, abort, disconnect, interrupt, bad"
 _REPLICATED = "talker"  # twice, of pipelines that have it
 
 
@@ -64,12 +69,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="after so long without a sign of life a replica is ended",
     )
-    parser.add_argument(
-        "--replicas",
-        type=replicas,
-        metavar="STAGE=N,…",
-        help="copies of stages (default: the deployment's, else two of the talker)",
-    )
+    add_replicas(parser, "the deployment's, else two of the talker")
     parser.add_argument(
         "--report", type=Path, metavar="FILE", help="also write the report, as a page in Markdown"
     )
@@ -89,15 +89,6 @@ def faults(text: str) -> tuple[FaultKind, ...]:
     return tuple(kind for kind in FaultKind if kind.value in names)
 
 
-def replicas(text: str) -> dict[str, int]:
-    """Numbers by stage, as "talker=2,code2wav=2", for argparse."""
-    found = {}
-    for part in text.split(","):
-        stage, _, number = part.partition("=")
-        found[stage.strip()] = whole_number(number)
-    return found
-
-
 def run(options: argparse.Namespace) -> int:
     """1 if a check fails. Ctrl-C ends the soak early, with a report so far."""
     from antiphon.bench.soak import soak
@@ -106,7 +97,7 @@ def run(options: argparse.Namespace) -> int:
     from antiphon.orchestrator.files import check_output_path
     from antiphon.orchestrator.tasks import READY
 
-    setup = prepare(options)
+    setup = prepare(options, options.replicas)
     check_bench(options.json)
     if options.report is not None:
         check_output_path(options.report)
@@ -132,8 +123,8 @@ def run(options: argparse.Namespace) -> int:
 def _plan(options: argparse.Namespace, setup: Setup) -> Plan:
     from antiphon.bench.soak import Plan
 
-    copies = options.replicas
-    if copies is None:
+    copies = dict(options.replicas)
+    if not copies:
         own = any(count > 1 for count in setup.deployment.replicas.values())
         twice = not own and _REPLICATED in setup.topology.stage_names
         copies = {_REPLICATED: 2} if twice else {}

@@ -17,9 +17,9 @@ from antiphon import env
 from antiphon.cli.arguments import (
     Formatter,
     add_pipeline_choice,
+    add_replicas,
     add_verbose,
     positive_number,
-    stage_count,
     whole_number,
 )
 from antiphon.errors import InvalidRequestError, SettingError
@@ -62,15 +62,7 @@ def add_parser(commands: Any) -> None:
         help="what is to be given, with commas between: only stages that it needs are started"
         " (default: all that the pipeline gives)",
     )
-    parser.add_argument(
-        "--replicas",
-        type=stage_count,
-        action="append",
-        default=[],
-        metavar="STAGE=N",
-        help="copies of a stage, each in a process of its own (default: the deployment's, else 1);"
-        " may be given several times",
-    )
+    add_replicas(parser, "the deployment's, else 1")
     _add_address(parser)
     _add_limits(parser)
     parser.add_argument(

@@ -9,7 +9,7 @@ from functools import partial
 from antiphon.errors import AntiphonError, InvalidRequestError, ShutdownError
 from antiphon.observe.record import Observer
 from antiphon.orchestrator.admission import Admission
-from antiphon.orchestrator.clients import Frames, StageClient
+from antiphon.orchestrator.clients import Frames, StageClient, WatchedClient
 from antiphon.orchestrator.questions import Answer, Questions
 from antiphon.orchestrator.replica import Replica, ReplicaState, StageState
 from antiphon.orchestrator.router import Router
@@ -186,7 +186,7 @@ class Administration:
         StageDiedError or StageStartError if it does not come back.
         """
         known = self._known(stage, replica)
-        if not self._serving().clients[known].watched:
+        if not isinstance(self._serving().clients[known], WatchedClient):
             raise InvalidRequestError("stages in the caller's process cannot be started again")
         async with self._restarting.setdefault(known, asyncio.Lock()):
             drained = known in self._router.draining  # then it stays so

@@ -21,15 +21,6 @@ class StageClient(ABC):
         """Process id of the stage, None if it runs in the caller's process."""
         return None
 
-    @property
-    def watched(self) -> bool:
-        """Whether it answers `Ping`, and can be ended with `kill`."""
-        return False
-
-    def kill(self, why: AntiphonError) -> None:
-        """End the stage at once, as if it had died; its end is reported with `why`."""
-        raise NotImplementedError("only stages that are watched can be killed")
-
     @abstractmethod
     def send(self, command: Command) -> None:
         """Queue a command; never blocks, and is ignored once the stage is gone."""
@@ -37,3 +28,11 @@ class StageClient(ABC):
     @abstractmethod
     def stop(self, timeout_s: float) -> None:
         """Ask the stage to end and make sure that it has; may be called twice. Blocks."""
+
+
+class WatchedClient(StageClient):
+    """A stage that answers `Ping` whatever it does, and that can be ended from outside."""
+
+    @abstractmethod
+    def kill(self, why: AntiphonError) -> None:
+        """End the stage at once, as if it had died; its end is reported with `why`."""

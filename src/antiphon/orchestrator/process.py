@@ -19,14 +19,14 @@ import msgspec
 
 from antiphon.env import with_variables
 from antiphon.errors import AntiphonError, StageDiedError, StageStartError, from_wire
-from antiphon.orchestrator.clients import OnEvent, OnGone, StageClient
+from antiphon.orchestrator.clients import OnEvent, OnGone, WatchedClient
 from antiphon.orchestrator.stage_log import StageLog
 from antiphon.stage.messages import Command, Event, Failed, Ready, Stop, Stopped
 from antiphon.stage.spec import StageSpec
 from antiphon.stage.wire import Channel
 
 
-class ProcessStage(StageClient):
+class ProcessStage(WatchedClient):
     """Starts the process in its constructor; `Ready` or `Failed` follows as an event.
 
     `module` is what it runs: what is told there is that of `antiphon.stage.process`.
@@ -76,10 +76,6 @@ class ProcessStage(StageClient):
     @property
     def pid(self) -> int:
         return self._process.pid
-
-    @property
-    def watched(self) -> bool:
-        return True
 
     def kill(self, why: AntiphonError) -> None:
         self._killed = why

@@ -35,13 +35,7 @@ class Questions:
         `done` is told of each that has done it, also if nobody waits any more. Raises the first
         one's error, of those that answer with one or are lost; but when all have.
         """
-        loop = asyncio.get_running_loop()
-        futures = {}
-        for replica, client in clients.items():
-            token = next(self._tokens)
-            futures[replica] = loop.create_future()
-            self._open[token] = (replica, futures[replica], done)
-            client.send(command(token))
+        futures = {r: self._send(r, client, command, done) for r, client in clients.items()}
         await asyncio.gather(*futures.values(), return_exceptions=True)
         return {replica: future.result() for replica, future in futures.items()}
 
@@ -49,11 +43,21 @@ class Questions:
         self, replica: Replica, client: StageClient, command: Callable[[int], Command], done: Done
     ) -> None:
         """Send a replica a command whose answer nobody waits for; `done` as with `ask`."""
+        future = self._send(replica, client, command, done)
+        future.add_done_callback(lambda told: told.cancelled() or told.exception())
+
+    def _send(
+        self,
+        replica: Replica,
+        client: StageClient,
+        command: Callable[[int], Command],
+        done: Done = lambda replica: None,
+    ) -> asyncio.Future[Answer]:
         token = next(self._tokens)
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        future.add_done_callback(lambda told: told.cancelled() or told.exception())
         self._open[token] = (replica, future, done)
         client.send(command(token))
+        return future
 
     async def measure(
         self, clients: Mapping[Replica, StageClient], timeout_s: float
@@ -74,12 +78,8 @@ class Questions:
         return {replica: a for replica, a in answers.items() if isinstance(a, Measured)}
 
     def _ask_to_measure(self, replica: Replica, client: StageClient) -> asyncio.Future[Answer]:
-        token = next(self._tokens)
-        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._open[token] = (replica, future, lambda replica: None)
-        self._measuring[replica] = future
+        future = self._measuring[replica] = self._send(replica, client, Measure)
         future.add_done_callback(lambda _: self._measured(replica))
-        client.send(Measure(token))
         return future
 
     def _measured(self, replica: Replica) -> None:

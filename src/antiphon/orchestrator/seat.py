@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from antiphon.core.supervision import Life, LifePhase, Verdict, Watch
 from antiphon.errors import AntiphonError, StageDiedError, StageStartError
-from antiphon.orchestrator.clients import StageClient
+from antiphon.orchestrator.clients import WatchedClient
 from antiphon.orchestrator.replica import Replica, ReplicaState, Word
 from antiphon.orchestrator.timers import Timer
 from antiphon.stage.messages import Ping, Ready
@@ -29,7 +29,7 @@ class Seat:
     timer: Timer | None = None  # until the next one, or for the start that goes on
     back: list[asyncio.Future[None]] = field(default_factory=list)  # who waits for it to serve
 
-    def look(self, client: StageClient) -> None:
+    def look(self, client: WatchedClient) -> None:
         """A tick of the watch: ask for a sign of life, and end a process that gives none."""
         watch = self.watch
         if watch is None or self.life.phase is not LifePhase.READY:

@@ -92,7 +92,7 @@ class LiveSession:
         self._next = 0  # number of the next segment
         self._fence = 0  # segments below it have been interrupted
         self._timer: Timer | None = None
-        self._told = False  # the error that it ended with
+        self._told = False  # that nothing follows, and the error before it
         self._ending: list[str] = []  # units that were alive when it was ended
         self._unread = 0  # segments whose `Finished` has not been read
 

@@ -11,7 +11,7 @@ from typing import Protocol
 from antiphon.connector.runs import RunLock, reclaim_dead_runs
 from antiphon.core.supervision import Life, LifePhase, RestartPolicy, Watch
 from antiphon.errors import AntiphonError, ShutdownError, StageDiedError, StageStartError
-from antiphon.orchestrator.clients import Frames, OnEvent, OnGone, StageClient
+from antiphon.orchestrator.clients import Frames, OnEvent, OnGone, StageClient, WatchedClient
 from antiphon.orchestrator.local import LocalStages
 from antiphon.orchestrator.process import ProcessStage
 from antiphon.orchestrator.replica import Replica
@@ -217,7 +217,7 @@ class StageSet:
         seat.life.ready()
         took = self._clock() - seat.began_s
         self._on_progress(str(seat.replica), f"{READY} {took:.1f} s")
-        if self.clients[seat.replica].watched:
+        if isinstance(self.clients[seat.replica], WatchedClient):
             settings = self._supervision
             seat.watch = Watch(settings.silence_s, settings.step_s, self._tick_s)
         if not seat.first.done():
@@ -269,7 +269,7 @@ class StageSet:
             return
         if timeout_s := self._start_timeout_s:
             client, late = self.clients[seat.replica], seat.late(timeout_s)
-            if client.watched:
+            if isinstance(client, WatchedClient):
                 seat.set_timer(self._later(timeout_s, partial(client.kill, late)))
 
     # --- watching -----------------------------------------------------------------------------
@@ -284,7 +284,9 @@ class StageSet:
         if self._stopped or not (self._supervision.silence_s or self._supervision.step_s):
             return
         for replica, seat in self._seats.items():
-            seat.look(self.clients[replica])
+            client = self.clients[replica]
+            if isinstance(client, WatchedClient):
+                seat.look(client)
         self._watching = self._later(self._tick_s, self._watch)
 
     # --- on purpose ---------------------------------------------------------------------------

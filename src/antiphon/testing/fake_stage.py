@@ -77,10 +77,6 @@ class FakeStage(FakeVoice):
 
     # --- the client interface -----------------------------------------------------------------
 
-    @property
-    def watched(self) -> bool:
-        return True
-
     def kill(self, why: AntiphonError) -> None:
         self.die(why)
 

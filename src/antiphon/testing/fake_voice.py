@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from antiphon.errors import AntiphonError, ErrorInfo
-from antiphon.orchestrator.clients import OnEvent, StageClient
+from antiphon.orchestrator.clients import OnEvent, WatchedClient
 from antiphon.payload.ref import Ref
 from antiphon.stage.messages import (
     Abort,
@@ -32,7 +32,7 @@ from antiphon.testing.fake_wire import FakeWire
 C = TypeVar("C")
 
 
-class FakeVoice(StageClient):
+class FakeVoice(WatchedClient):
     """The requests of one stage, and how their outputs are reported."""
 
     def __init__(self, name: str, on_event: OnEvent, keys: MutableSet[str]) -> None:

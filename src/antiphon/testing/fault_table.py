@@ -10,9 +10,10 @@ from collections.abc import Mapping
 
 from antiphon.testing.fault_processes import PROCESSES
 from antiphon.testing.fault_row import OK, Fault, Health, Level, Target
+from antiphon.testing.fault_starts import STARTS
 from antiphon.testing.fault_surroundings import SURROUNDINGS
 
 __all__ = ["FAULTS", "FAULTS_LIST", "OK", "Fault", "Health", "Level", "Target"]
 
-FAULTS_LIST = PROCESSES + SURROUNDINGS
+FAULTS_LIST = PROCESSES + STARTS + SURROUNDINGS
 FAULTS: Mapping[str, Fault] = {fault.id: fault for fault in FAULTS_LIST}
